@@ -1,0 +1,77 @@
+"""What the scheduler hands to an executor each step (`Plan`) and what comes back (`Outcome`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pagedlab.core.request import Request, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence that enters the batch: the executor fills its row from this, and from nothing else."""
+
+    row: int
+    request: Request
+    token_ids: np.ndarray  # int32 [num_tokens]: the prompt, and after a preemption what was generated before
+    block_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Blocks appended to a row's block table, starting at table entry `start`."""
+
+    row: int
+    start: int
+    block_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """One preemption: who lost its blocks, for whom, why, and what it cost."""
+
+    victim: int
+    beneficiary: int
+    reason: str
+    blocks_freed: int
+    tokens_lost: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step. Deltas of the block tables come in the order released, admitted, grown; then the work is run.
+
+    batch: the sequences that run. num_tokens[i]: tokens that batch[i] feeds, starting at its `computed`.
+    batch[i] yields a sampled token exactly when it feeds its last known token (`samples`).
+    memory_blocked: a waiting request was refused its blocks in this step, so free slots are of no use to it.
+    """
+
+    released: list[int] = field(default_factory=list)
+    admitted: list[Admission] = field(default_factory=list)
+    grown: list[Growth] = field(default_factory=list)
+    preempted: list[Preemption] = field(default_factory=list)
+    batch: list[Sequence] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    memory_blocked: bool = False
+
+    @property
+    def total_tokens(self) -> int:
+        return sum(self.num_tokens)
+
+    def samples(self, i: int) -> bool:
+        return self.num_tokens[i] == self.batch[i].to_compute
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a step did.
+
+    tokens[i]: the token sampled for batch[i], or -1 where it sampled none. finish[i]: "stop" (end-of-sequence),
+    "length", or None to go on. seconds: how long it took, on the executor's clock.
+    """
+
+    tokens: list[int]
+    finish: list[str | None]
+    seconds: float

