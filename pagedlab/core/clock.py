@@ -7,7 +7,9 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds since the start of the run."""
+    """Seconds since the start of the run, which `start` sets to now."""
+
+    def start(self) -> None: ...
 
     def now(self) -> float: ...
 
@@ -24,6 +26,9 @@ class WallClock:
     NAP_S = 0.05
 
     def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
         self._start = time.perf_counter()
 
     def now(self) -> float:
@@ -41,6 +46,9 @@ class VirtualClock:
     """Simulated time: moves only by what a step cost, or to the next arrival."""
 
     def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
         self._now = 0.0
 
     def now(self) -> float:

@@ -43,7 +43,8 @@ class Preemption:
 class Plan:
     """One step. Deltas of the block tables come in the order released, admitted, grown; then the work is run.
 
-    batch: the sequences that run. num_tokens[i]: tokens that batch[i] feeds, starting at its `computed`.
+    batch: the sequences that run. num_tokens[i]: tokens that batch[i] feeds, starting at its `computed`; they sum
+    to total_tokens.
     batch[i] yields a sampled token exactly when it feeds its last known token (`samples`).
     memory_blocked: a waiting request was refused its blocks in this step, so free slots are of no use to it.
     """
@@ -55,10 +56,20 @@ class Plan:
     batch: list[Sequence] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     memory_blocked: bool = False
+    total_tokens: int = 0
 
-    @property
-    def total_tokens(self) -> int:
-        return sum(self.num_tokens)
+    def add(self, seq: Sequence, num_tokens: int) -> None:
+        self.batch.append(seq)
+        self.num_tokens.append(num_tokens)
+        self.total_tokens += num_tokens
+
+    def drop(self, seq: Sequence) -> None:
+        """Take a sequence out again, if it is in: it was preempted after it had got its place."""
+        if seq in self.batch:
+            i = self.batch.index(seq)
+            del self.batch[i]
+            self.total_tokens -= self.num_tokens.pop(i)
+            self.grown = [growth for growth in self.grown if growth.row != seq.row]
 
     def samples(self, i: int) -> bool:
         return self.num_tokens[i] == self.batch[i].to_compute

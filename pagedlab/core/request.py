@@ -65,8 +65,9 @@ class Sequence:
     """A request being served. Owned by the scheduler; everybody else only reads it.
 
     row: its row in the executor's block table while it runs, else -1.
-    computed: tokens whose KV is in the cache. scheduled: tokens of the step now in flight.
+    computed: tokens whose KV is in the cache.
     output: generated token ids. A preempted sequence keeps its output and feeds it again.
+    slots_unused: of its last stay in the pool, slots it was promised and never filled.
     """
 
     request: Request
@@ -78,10 +79,10 @@ class Sequence:
     # What the recorder reports of it.
     token_s: list[float] = field(default_factory=list)
     finish_s: float | None = None
-    first_scheduled_s: float | None = None
     preemptions: int = 0
     recomputed_tokens: int = 0
     cached_tokens: int = 0
+    slots_unused: int = 0
     refusal: str = ""
 
     @property

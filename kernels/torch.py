@@ -1,0 +1,137 @@
+"""Gather the pages, then torch's scaled_dot_product_attention: runs wherever torch runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from pagedlab.kernels.base import KERNELS, Kernel, PagedBatch
+
+# Sequences are padded to the longest of their bucket; a bucket ends where padding would exceed this share.
+_MAX_PADDING = 0.25
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Decodes of about one length. stale: (sequence, position) pairs beyond a context, to be zeroed once gathered."""
+
+    sequences: torch.Tensor  # int64 [S]
+    tables: torch.Tensor  # int64 [S, M]
+    mask: torch.Tensor  # bool [S, 1, 1, M * B], True where the query looks
+    stale: tuple[torch.Tensor, torch.Tensor]
+
+
+@KERNELS.register("torch")
+class TorchKernel(Kernel):
+    name = "torch"
+    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    devices = ("cpu", "cuda")
+
+    def write_kv(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        kept = slot_mapping >= 0
+        if not bool(kept.all()):
+            key, value, slot_mapping = key[kept], value[kept], slot_mapping[kept]
+        k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, slot_mapping, key)
+        v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, slot_mapping, value)
+
+    def decode(
+        self,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        batch: PagedBatch,
+        scale: float,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        kv_heads, head_dim = k_cache.shape[2:]
+        grouped = query.view(query.shape[0], kv_heads, -1, head_dim)
+        out = torch.empty_like(grouped)
+        key = ("decode", window)
+        if key not in batch.scratch:
+            batch.scratch[key] = _buckets(batch, k_cache.shape[1], window)
+        for bucket in batch.scratch[key]:
+            k = _gather(k_cache, bucket)
+            v = _gather(v_cache, bucket)
+            # Query heads of a group as query positions: K and V are read once for the whole group.
+            out[bucket.sequences] = scaled_dot_product_attention(
+                grouped[bucket.sequences], k, v, attn_mask=bucket.mask, scale=scale
+            )
+        return out.view_as(query)
+
+    def prefill(
+        self,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        batch: PagedBatch,
+        scale: float,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        block_size = k_cache.shape[1]
+        first = batch.starts[batch.num_decodes]
+        out = torch.empty_like(query)
+        for s in range(batch.num_decodes, len(batch.contexts)):
+            begin, end, context = batch.starts[s] - first, batch.starts[s + 1] - first, batch.contexts[s]
+            table = batch.block_tables[s, : -(-context // block_size)].long()
+            k = k_cache[table].flatten(0, 1)[:context].transpose(0, 1)
+            v = v_cache[table].flatten(0, 1)[:context].transpose(0, 1)
+            q = query[begin:end].transpose(0, 1)
+            whole = end - begin == context and window is None
+            mask = None if whole else _causal_mask(end - begin, context, window, query.device)
+            out[begin:end] = scaled_dot_product_attention(
+                q[None], k[None], v[None], attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=True
+            )[0].transpose(0, 1)
+        return out
+
+
+def _causal_mask(queries: int, context: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """bool [queries, context]: the queries are the last tokens of the context."""
+    position = torch.arange(context - queries, context, device=device)[:, None]
+    other = torch.arange(context, device=device)[None, :]
+    mask = other <= position
+    return mask if window is None else mask & (other > position - window)
+
+
+def _buckets(batch: PagedBatch, block_size: int, window: int | None) -> list[_Bucket]:
+    """Split the decodes by length: padding all to the longest would copy and multiply mostly nothing."""
+    order = sorted(range(batch.num_decodes), key=lambda s: batch.contexts[s])
+    groups: list[list[int]] = []
+    blocks = [-(-context // block_size) for context in batch.contexts]
+    total = 0
+    for s in order:
+        total += blocks[s]
+        if groups and (len(groups[-1]) + 1) * blocks[s] <= total * (1 + _MAX_PADDING):
+            groups[-1].append(s)
+        else:
+            groups.append([s])
+            total = blocks[s]
+    buckets = []
+    for group in groups:
+        sequences = torch.tensor(group, device=batch.block_tables.device)
+        length = blocks[group[-1]] * block_size
+        tables = batch.block_tables[sequences, : blocks[group[-1]]].long()
+        context = batch.context_lens[sequences][:, None]
+        position = torch.arange(length, device=tables.device)[None, :]
+        beyond = position >= context
+        mask = ~beyond if window is None else ~beyond & (position >= context - window)
+        stale = torch.nonzero(beyond, as_tuple=True)
+        # A table entry beyond the sequence's own blocks may be anything: read block 0 there, its slots are zeroed.
+        tables = tables.masked_fill(beyond[:, ::block_size], 0)
+        buckets.append(_Bucket(sequences, tables, mask[:, None, None, :], (stale[0], stale[1])))
+    return buckets
+
+
+def _gather(cache: torch.Tensor, bucket: _Bucket) -> torch.Tensor:
+    """Pages of a bucket's sequences, stale slots zeroed (0 x NaN is NaN): [S, KVH, M * B, D]."""
+    pages = cache[bucket.tables].flatten(1, 2)
+    pages[bucket.stale] = 0
+    return pages.transpose(1, 2)

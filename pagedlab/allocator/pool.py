@@ -1,0 +1,88 @@
+"""The block pool: N blocks of B token slots, handed out by id, reference counted."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence as Seq
+
+from pagedlab.core.errors import InvariantError, OutOfBlocks
+
+
+class BlockPool:
+    """N blocks of B slots. A block is free (no references) or held (one reference a sequence that maps it).
+
+    Free blocks wait in the order of their release and are handed out from the front. An OrderedDict gives O(1)
+    at both ends and in the middle: contiguous allocators take chosen ids out of it, and so will prefix hits.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int):
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.ref = [0] * num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - len(self._free)
+
+    def free_ids(self) -> list[int]:
+        """The free blocks, next to be handed out first."""
+        return list(self._free)
+
+    def allocate(self, n: int) -> list[int]:
+        """Hand out the n blocks that have been free longest. OutOfBlocks, and nothing changed, where there are fewer."""
+        if n > len(self._free):
+            raise OutOfBlocks(f"{n} blocks asked, {len(self._free)} free")
+        ids = [self._free.popitem(last=False)[0] for _ in range(n)]
+        for block in ids:
+            self.ref[block] = 1
+        return ids
+
+    def take(self, ids: Seq[int]) -> None:
+        """Hand out exactly these free blocks. OutOfBlocks, and nothing changed, where one is not free."""
+        held = [block for block in ids if block not in self._free]
+        if held or len(set(ids)) != len(ids):
+            raise OutOfBlocks(f"blocks {held or ids} are not free, or asked twice")
+        for block in ids:
+            del self._free[block]
+            self.ref[block] = 1
+
+    def retain(self, ids: Seq[int]) -> None:
+        """One more sequence maps these held blocks."""
+        for block in ids:
+            if self.ref[block] == 0:
+                raise InvariantError(f"block {block} is retained while it is free")
+        for block in ids:
+            self.ref[block] += 1
+
+    def release(self, ids: Seq[int]) -> int:
+        """Drop one reference for each entry of a block table; returns how many blocks became free.
+
+        Deepest block first, so that the start of a sequence, the part most worth keeping, is reused last.
+        Releasing what is not held is a fault of the caller: InvariantError, and nothing changed.
+        """
+        for block, times in Counter(ids).items():
+            if self.ref[block] < times:
+                raise InvariantError(f"block {block} is released {times} times with {self.ref[block]} references")
+        freed = 0
+        for block in reversed(ids):
+            self.ref[block] -= 1
+            if self.ref[block] == 0:
+                self._free[block] = None
+                freed += 1
+        return freed
+
+    def audit(self, tables: Seq[Seq[int]]) -> None:
+        """Every block is either free or held, and held exactly as often as `tables` map it."""
+        mapped = Counter(block for table in tables for block in table)
+        for block in range(self.num_blocks):
+            if self.ref[block] != mapped[block]:
+                raise InvariantError(f"block {block}: {self.ref[block]} references, {mapped[block]} table entries")
+            if (self.ref[block] == 0) != (block in self._free):
+                raise InvariantError(f"block {block}: {self.ref[block]} references, free: {block in self._free}")
+        if len(self._free) + len(mapped) != self.num_blocks:
+            raise InvariantError(f"{len(self._free)} free + {len(mapped)} held != {self.num_blocks} blocks")

@@ -1,0 +1,150 @@
+"""What a person sees of a run on the terminal: a header, a progress bar, a result table, one plain sentence."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from pagedlab.recorder.recorder import Recorder
+from pagedlab.settings import Settings
+
+if TYPE_CHECKING:
+    from pagedlab.run import Lab
+
+_REFRESH_S = 0.1
+
+
+class Display:
+    """Progress goes to stderr, and only to a terminal; results go to stdout."""
+
+    def __init__(self, progress: bool):
+        self._err = Console(stderr=True)
+        self._out = Console()
+        self._progress = progress and self._err.is_terminal
+        self._bar: Progress | None = None
+
+    def loading(self, settings: Settings) -> None:
+        if self._progress:
+            self._err.print(f"[dim]loading {settings.model.path or settings.model.name} ...[/dim]")
+
+    def serving(self, lab: Lab) -> Callable[[Recorder], None]:
+        """Open the progress bar; returns what the recorder calls after each step."""
+        pool = lab.scheduler.allocator.pool
+        self._out.print(
+            f"KV cache: {pool.num_blocks} blocks x {pool.block_size} slots = {pool.num_blocks * pool.block_size} tokens, "
+            f"{pool.num_blocks * pool.block_size * lab.kv_bytes_per_token / 2**20:.1f} MiB; "
+            f"{len(lab.requests)} requests, max_model_len {lab.max_model_len}",
+            highlight=False,
+        )
+        if not self._progress:
+            return lambda recorder: None
+        self._bar = Progress(
+            TextColumn("{task.completed}/{task.total} requests"),
+            BarColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=self._err,
+            transient=True,
+        )
+        self._bar.start()
+        task = self._bar.add_task("", total=len(lab.requests))
+        started, shown = time.monotonic(), 0.0
+
+        def update(recorder: Recorder) -> None:
+            nonlocal shown
+            now = time.monotonic()
+            if now - shown >= _REFRESH_S and self._bar is not None:
+                shown = now
+                step = recorder.steps[-1]
+                ended = recorder.num_finished + sum(bool(seq.refusal) for seq in recorder.sequences)
+                rate = recorder.output_tokens / max(now - started, 1e-9)
+                text = f"{step.running} running, {step.waiting} waiting, {rate:.0f} output tokens/s"
+                self._bar.update(task, completed=ended, description=text)
+
+        return update
+
+    def done(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def result(self, summary: dict[str, Any]) -> None:
+        """The tables of a finished run and what they mean."""
+        self._out.print(memory_table(summary))
+        self._out.print(latency_table(summary))
+        self._out.print(verdict(summary), highlight=False)
+
+
+def memory_table(s: dict[str, Any]) -> Table:
+    table = Table(title="KV memory (time mean over the pool) and throughput", title_justify="left")
+    table.add_column("slots hold")
+    table.add_column("share", justify="right")
+    table.add_column("")
+    table.add_column("run")
+    table.add_column("value", justify="right")
+    left = [
+        ("a token", "kv_token_states_fraction"),
+        ("reserved, used later", "kv_reserved_fraction"),
+        ("reserved, never used (internal)", "kv_internal_fraction"),
+        ("tail of a last block", "kv_block_tail_fraction"),
+        ("cached, idle", "kv_cached_idle_fraction"),
+        ("free, unusable (external)", "kv_external_fraction"),
+        ("free", "kv_free_fraction"),
+        ("waste: no token, of allocated", "kv_waste_fraction"),
+    ]
+    right = [
+        ("requests", f"{s['completed']} completed, {s['refused']} refused of {s['num_requests']}"),
+        ("duration", f"{s['duration_s']:.2f} s, {s['steps']} steps"),
+        ("output tokens/s", f"{s['output_tokens_per_s']:.1f}"),
+        ("total tokens/s", f"{s['total_tokens_per_s']:.1f}"),
+        ("requests/s", f"{s['requests_per_s']:.3f}"),
+        ("batch, mean (peak)", f"{s['mean_batch_size']:.1f} ({s['peak_batch_size']})"),
+        ("preemptions", str(s["preemptions"])),
+        ("recomputed tokens", str(s["recomputed_tokens"])),
+    ]
+    for (label, key), (name, value) in zip(left, right, strict=True):
+        table.add_row(label, f"{100 * s[key]:.2f} %", "", name, value)
+    return table
+
+
+def latency_table(s: dict[str, Any]) -> Table:
+    table = Table(title="latency in seconds", title_justify="left")
+    table.add_column("")
+    for column in ("mean", "p50", "p90", "p99"):
+        table.add_column(column, justify="right")
+    rows = [
+        ("TTFT, time to first token", "ttft_s"),
+        ("TPOT, time per output token", "tpot_s"),
+        ("ITL, between tokens", "itl_s"),
+        ("end to end", "e2e_s"),
+        ("normalized, per output token", "normalized_latency_s_per_token"),
+    ]
+    for label, key in rows:
+        values = [s[key][column] for column in ("mean", "p50", "p90", "p99")]
+        table.add_row(label, *("-" if v is None else f"{v:.4f}" for v in values))
+    return table
+
+
+def verdict(s: dict[str, Any]) -> str:
+    """One plain sentence: what the numbers mean."""
+    if s["status"] != "completed":
+        return f"The run was {s['status']}: the numbers cover {s['completed']} of {s['num_requests']} requests begun."
+    if not s["completed"]:
+        return f"No request was served: all {s['refused']} were refused (see the column refusal of requests.parquet)."
+    held = s["kv_waste_fraction"]
+    text = (
+        f"With allocator {s['allocator']}, {100 * held:.1f} % of the KV memory that requests held stored no token, "
+        f"and {s['mean_batch_size']:.1f} requests ran at a time, giving {s['output_tokens_per_s']:.0f} output tokens/s"
+    )
+    if s["preemptions"]:
+        text += f"; the pool ran out {s['preemptions']} times, which cost {s['recomputed_tokens']} tokens computed twice"
+    elif s["kv_waste_fraction_when_full"] is not None:
+        text += "; memory was what limited the batch"
+    else:
+        text += "; memory never ran short"
+    return text + "."

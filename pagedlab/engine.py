@@ -1,0 +1,80 @@
+"""The engine: arrivals in, plans to the executor, outcomes back, everything seen by the recorder."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from pagedlab.core.errors import EngineStalled
+from pagedlab.core.request import Request
+from pagedlab.executor.base import Executor
+from pagedlab.recorder.recorder import Recorder
+from pagedlab.scheduler.scheduler import Scheduler
+
+
+def serve(
+    requests: Iterable[Request],
+    scheduler: Scheduler,
+    executor: Executor,
+    recorder: Recorder,
+    stop_requested: Callable[[], bool] = lambda: False,
+    audit_every: int = 0,
+) -> bool:
+    """Serve requests (in order of arrival) until all have ended: True; or until asked to stop between two steps: False.
+
+    audit_every: check every invariant each so many steps; 0 never. EngineStalled when nothing can run, or when no
+    token is finished in as many steps as a healthy engine could possibly need.
+    """
+    clock = executor.clock
+    arrivals = deque(requests)
+    patience = _Patience(scheduler)
+    clock.start()
+    while arrivals or scheduler.has_work:
+        if stop_requested():
+            return False
+        now = clock.now()
+        while arrivals and arrivals[0].arrival_s <= now:
+            recorder.submitted(scheduler.submit(arrivals.popleft()))
+        if not scheduler.has_work:
+            if arrivals:
+                recorder.idle(now, clock.wait_until(arrivals[0].arrival_s), scheduler.allocator.usage())
+            continue
+        plan = scheduler.schedule()
+        usage = scheduler.allocator.usage()
+        if not plan.batch:
+            raise EngineStalled(f"nothing can run: {patience.dump()}")
+        outcome = executor.execute(plan)
+        end = clock.advance(outcome.seconds)
+        waiting, running = scheduler.num_waiting, len(scheduler.running)
+        finished = scheduler.commit(plan, outcome, end)
+        sampled = sum(token >= 0 for token in outcome.tokens)
+        recorder.step(now, end, plan, usage, running, waiting, finished, sampled)
+        patience.saw(sampled)
+        if audit_every and len(recorder.steps) % audit_every == 0:
+            scheduler.audit()
+    scheduler.audit()
+    return True
+
+
+class _Patience:
+    """Ends a run that goes in circles: a thrash of preemptions finishes no token, and would never end by itself.
+
+    A healthy engine feeds its longest prompt in max_model_len / token limit steps and then samples; the 2N steps on
+    top are generous.
+    """
+
+    def __init__(self, scheduler: Scheduler):
+        self._scheduler = scheduler
+        allocator = scheduler.allocator
+        self._limit = 2 * allocator.pool.num_blocks + allocator.max_model_len // scheduler.batching.max_tokens + 1
+        self._barren = 0
+
+    def saw(self, sampled: int) -> None:
+        self._barren = 0 if sampled else self._barren + 1
+        if self._barren > self._limit:
+            raise EngineStalled(f"no token finished in {self._barren} steps: {self.dump()}")
+
+    def dump(self) -> str:
+        s = self._scheduler
+        running = [(seq.id, seq.computed, seq.num_tokens, seq.preemptions) for seq in s.running[:8]]
+        return f"{s.num_waiting} waiting, {s.allocator.usage()}, running (id, computed, tokens, preemptions) {running}"

@@ -1,0 +1,59 @@
+"""The executor contract: run a plan, say what was sampled and how long it took."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagedlab.core.clock import Clock
+from pagedlab.core.plan import Outcome, Plan
+from pagedlab.core.registry import Registry
+from pagedlab.core.request import Sequence
+from pagedlab.model.shape import ModelShape
+from pagedlab.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """How large a KV cache to make. num_blocks(free bytes of the device once the model is loaded) decides N."""
+
+    num_blocks: Callable[[int], int]
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+
+
+class Executor(ABC):
+    """Runs plans in order. All it knows of memory is the deltas of each plan; what it samples, and when a request
+    ends, is its own business: it alone (beside oracles) may read a request's true output length."""
+
+    clock: Clock
+    num_blocks: int
+
+    @classmethod
+    @abstractmethod
+    def create(cls, settings: Settings, folder: Path | None, shape: ModelShape, cache: CachePlan) -> Executor:
+        """Load what is to be run and allocate its KV cache."""
+
+    @abstractmethod
+    def execute(self, plan: Plan) -> Outcome: ...
+
+    def close(self) -> None:  # noqa: B027 - most executors have nothing to give back
+        """Give back what it holds."""
+
+
+EXECUTORS: Registry[type[Executor]] = Registry("executor", "pagedlab.executor", ("torch", "fingerprint"))
+
+
+def finish_reason(seq: Sequence, token: int, eos_token_ids: frozenset[int]) -> str | None:
+    """Whether `token`, just sampled, ends the sequence: "stop" at an end-of-sequence token (unless ignore_eos),
+    "length" at the true length, where it is known, or at max_tokens."""
+    request = seq.request
+    if token in eos_token_ids and not request.sampling.ignore_eos:
+        return "stop"
+    limit = request.max_tokens
+    if request.true_output_tokens is not None:
+        limit = min(limit, request.true_output_tokens)
+    return "length" if len(seq.output) + 1 >= limit else None

@@ -1,0 +1,79 @@
+"""A fake forward that depends on every slot it should, so that any fault of memory shows in the tokens.
+
+KV of a token is a 64-bit fingerprint of (token, position, fingerprint of the token before), written through the slot
+mapping; the next token is a function of all fingerprints of the sequence, gathered through the block table. A
+stale table, an early free or a wrong slot changes what is generated. No model, no torch, virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from pagedlab.core.clock import VirtualClock
+from pagedlab.core.mixing import mix
+from pagedlab.core.plan import Outcome, Plan
+from pagedlab.core.request import SamplingParams
+from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason
+from pagedlab.executor.inputs import InputBuilder
+from pagedlab.model.shape import ModelShape
+from pagedlab.settings import FingerprintExecutorSettings, Settings
+
+_POISON = 0xDEADBEEFDEADBEEF
+
+
+def fingerprint(token: int, position: int, before: int) -> int:
+    return mix(mix(before ^ mix(position)) ^ token)
+
+
+def next_token(fingerprints: Seq[int] | np.ndarray, sampling: SamplingParams, index: int, vocab_size: int) -> int:
+    """The index-th output token. Greedy when temperature is 0, else it depends on the request's seed as well."""
+    total = int(np.bitwise_xor.reduce(np.asarray(fingerprints, dtype=np.uint64)))
+    noise = mix(mix(sampling.seed) ^ index) if sampling.temperature > 0 else 0
+    return mix(total ^ noise) % vocab_size
+
+
+@EXECUTORS.register("fingerprint")
+class FingerprintExecutor(Executor):
+    name = "fingerprint"
+
+    def __init__(self, settings: FingerprintExecutorSettings, cache: CachePlan):
+        self.settings = settings
+        self.clock = VirtualClock()
+        self.num_blocks = cache.num_blocks(psutil.virtual_memory().available)
+        self.kv = np.full(self.num_blocks * cache.block_size, _POISON, dtype=np.uint64)
+        self.inputs = InputBuilder(cache.max_num_seqs, cache.max_model_len, cache.block_size)
+        self._eos = frozenset(() if settings.eos_token_id is None else (settings.eos_token_id,))
+
+    @classmethod
+    def create(cls, settings: Settings, folder: Path | None, shape: ModelShape, cache: CachePlan) -> Executor:
+        return cls(settings.executor, cache)
+
+    def execute(self, plan: Plan) -> Outcome:
+        self.inputs.apply(plan)
+        step = self.inputs.build(plan)
+        tokens: list[int] = [-1] * len(plan.batch)
+        finish: list[str | None] = [None] * len(plan.batch)
+        for s, i in enumerate(step.order):
+            seq = plan.batch[i]
+            slots = self._slots(step.block_tables[s], step.context_lens[s])
+            before = int(self.kv[slots[seq.computed - 1]]) if seq.computed else 0
+            for t in range(step.query_start[s], step.query_start[s + 1]):
+                before = fingerprint(int(step.token_ids[t]), int(step.positions[t]), before)
+                self.kv[step.slot_mapping[t]] = before
+            if plan.samples(i):
+                sampling = seq.request.sampling
+                tokens[i] = next_token(self.kv[slots], sampling, len(seq.output), self.settings.vocab_size)
+                finish[i] = finish_reason(seq, tokens[i], self._eos)
+        self.inputs.append(plan, step.sampled_seqs, np.array([tokens[i] for i in step.sampled_seqs], dtype=np.int32))
+        return Outcome(tokens, finish, self.settings.step_s + self.settings.token_s * plan.total_tokens)
+
+    def _slots(self, table: np.ndarray, context: int) -> np.ndarray:
+        """Slots of the first `context` positions, through the block table: int64 [context]."""
+        positions = np.arange(context)
+        return table[positions // self.inputs.block_size].astype(np.int64) * self.inputs.block_size + (
+            positions % self.inputs.block_size
+        )

@@ -1,0 +1,167 @@
+"""A real model: any transformers causal LM over paged KV tensors, through its own attention interface."""
+
+from __future__ import annotations
+
+import inspect
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+
+from pagedlab.core.clock import WallClock
+from pagedlab.core.errors import ConfigError, ModelError
+from pagedlab.core.plan import Outcome, Plan
+from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason
+from pagedlab.executor.inputs import InputBuilder, StepInputs
+from pagedlab.executor.sampling import sample
+from pagedlab.kernels.base import KERNELS, Kernel, PagedBatch
+from pagedlab.model.load import load_model
+from pagedlab.model.shape import ModelShape
+from pagedlab.settings import Settings
+
+_names = count()
+
+# Arguments of the attention interface that change the result and that no kernel of ours computes.
+_UNSUPPORTED = ("softcap", "s_aux", "head_mask", "position_bias")
+
+
+@EXECUTORS.register("torch")
+class TorchExecutor(Executor):
+    """Owns the KV cache: per layer, keys and values as [N, B, KVH, D] on the model's device, in the model's dtype.
+
+    A step is one forward of a flattened ragged batch, [1, T] tokens without padding. The model's layers call back
+    for attention: the new keys and values are written to their slots, then decodes and prefills are computed by
+    the kernel through the block tables. Logits are computed only for the tokens that are sampled.
+    """
+
+    name = "torch"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        shape: ModelShape,
+        kernel: Kernel,
+        cache: CachePlan,
+    ):
+        self.clock = WallClock()
+        self.model = model
+        self.kernel = kernel
+        self.device = model.device
+        kernel.check(model.dtype, self.device)
+        self.num_blocks = cache.num_blocks(_free_bytes(self.device))
+        layer = (self.num_blocks, cache.block_size, shape.num_kv_heads, shape.head_dim)
+        self.k_cache = [torch.zeros(layer, dtype=model.dtype, device=self.device) for _ in range(shape.num_layers)]
+        self.v_cache = [torch.zeros(layer, dtype=model.dtype, device=self.device) for _ in range(shape.num_layers)]
+        self.inputs = InputBuilder(cache.max_num_seqs, cache.max_model_len, cache.block_size)
+        self._eos = frozenset(shape.eos_token_ids)
+        self._batch: PagedBatch | None = None
+        # One name an executor: the interface is a table of functions, and ours belongs to this cache alone.
+        self._attention = f"pagedlab_{next(_names)}"
+        AttentionInterface.register(self._attention, self._attend)
+        model.set_attn_implementation(self._attention)
+        self._rows_only = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @classmethod
+    def create(cls, settings: Settings, folder: Path | None, shape: ModelShape, cache: CachePlan) -> Executor:
+        if settings.executor.threads is not None:
+            torch.set_num_threads(settings.executor.threads)
+        device = settings.executor.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise ConfigError(f"executor.device={device}: this torch sees no CUDA device, expected cpu or auto")
+        kernel = KERNELS[settings.kernel.name]()
+        kernel.check(getattr(torch, settings.model.dtype), torch.device(device))  # before seconds of loading
+        return cls(load_model(settings.model, folder, device), shape, kernel, cache)
+
+    def close(self) -> None:
+        AttentionInterface._global_mapping.pop(self._attention, None)
+        self.k_cache, self.v_cache = [], []
+
+    @torch.inference_mode()
+    def execute(self, plan: Plan) -> Outcome:
+        start = self.clock.now()
+        self.inputs.apply(plan)
+        step = self.inputs.build(plan)
+        logits = self._forward(step)
+        tokens = [-1] * len(plan.batch)
+        finish: list[str | None] = [None] * len(plan.batch)
+        if len(step.sampled):
+            chosen = [plan.batch[i] for i in step.sampled_seqs]
+            drawn = sample(logits, [s.request.sampling for s in chosen], [len(s.output) for s in chosen]).tolist()
+            self.inputs.append(plan, step.sampled_seqs, np.array(drawn, dtype=np.int32))
+            for i, seq, token in zip(step.sampled_seqs, chosen, drawn, strict=True):
+                tokens[i], finish[i] = token, finish_reason(seq, token, self._eos)
+        return Outcome(tokens, finish, self.clock.now() - start)
+
+    def _forward(self, step: StepInputs) -> torch.Tensor:
+        """Logits of the sampled tokens: [R, V]."""
+
+        def to(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+            return torch.from_numpy(array).to(self.device, dtype)
+
+        self._batch = PagedBatch(
+            slot_mapping=to(step.slot_mapping, torch.int64),
+            block_tables=to(step.block_tables, torch.int32),
+            context_lens=to(step.context_lens, torch.int64),
+            query_start=to(step.query_start, torch.int64),
+            num_decodes=step.num_decodes,
+            starts=step.query_start.tolist(),
+            contexts=step.context_lens.tolist(),
+        )
+        sampled = to(step.sampled, torch.int64)
+        keep: dict[str, Any] = {"logits_to_keep": sampled} if self._rows_only else {}
+        logits = self.model(
+            input_ids=to(step.token_ids, torch.int64)[None],
+            position_ids=to(step.positions, torch.int64)[None],
+            use_cache=False,
+            **keep,
+        ).logits[0]
+        return logits if self._rows_only else logits[sampled]
+
+    def _attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,  # [1, H, T, D]
+        key: torch.Tensor,  # [1, KVH, T, D]
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """The attention of one layer: [1, T, H, D]."""
+        unsupported = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
+        if unsupported:
+            raise ModelError(f"{type(module).__name__} asks for {unsupported[0]}, which no kernel here computes")
+        batch = self._batch
+        if batch is None:
+            raise ModelError("the model was called outside its executor")
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        k_cache, v_cache = self.k_cache[layer], self.v_cache[layer]
+        if key.shape[1::2] != k_cache.shape[2:] or value.shape[1::2] != v_cache.shape[2:]:
+            raise ModelError(
+                f"{type(module).__name__} has keys of shape {tuple(key.shape[1::2])} and values of "
+                f"{tuple(value.shape[1::2])} (heads, head size), the cache {tuple(k_cache.shape[2:])}"
+            )
+        q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
+        scale = scaling if scaling is not None else q.shape[-1] ** -0.5
+        self.kernel.write_kv(k, v, k_cache, v_cache, batch.slot_mapping)
+        parts = []
+        decodes = batch.num_decodes
+        if decodes:
+            parts.append(self.kernel.decode(q[:decodes], k_cache, v_cache, batch, scale, sliding_window))
+        if decodes < len(batch.contexts):
+            parts.append(self.kernel.prefill(q[decodes:], k_cache, v_cache, batch, scale, sliding_window))
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return out[None], None
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available

@@ -1,0 +1,51 @@
+"""SIGINT and SIGTERM: between steps a run stops and writes what it has; elsewhere they end it at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop. exit_code: 128 + signal number, as a shell says it."""
+
+    def __init__(self, signum: int):
+        super().__init__(signal.Signals(signum).name)
+        self.exit_code = 128 + signum
+
+
+class Interrupts:
+    """Signal handlers of a process. Outside `deferred` a signal raises Interrupted where it strikes; inside it is only
+    remembered, so that a step or a file is finished first."""
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self._deferred = False
+
+    def install(self) -> None:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._handle)
+
+    @property
+    def requested(self) -> bool:
+        return self.signum is not None
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """No exception in here; whoever is inside asks `requested`."""
+        self._deferred = True
+        try:
+            yield
+        finally:
+            self._deferred = False
+
+    def raise_if_requested(self) -> None:
+        if self.signum is not None:
+            raise Interrupted(self.signum)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = signum
+        if not self._deferred:
+            raise Interrupted(signum)

@@ -1,0 +1,131 @@
+"""Around Hydra: one line for every error of the user, exit codes, signals, and who ran in a sweep."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pagedlab.core.errors import PagedlabError
+from pagedlab.interrupts import Interrupted, Interrupts
+
+EXIT_FAULT = 1
+EXIT_USAGE = 2
+
+
+@dataclass(slots=True)
+class Job:
+    """One composed config and where it runs. swept: the overrides that tell it from the others of a sweep."""
+
+    config: DictConfig
+    folder: Path
+    swept: dict[str, str]
+    sweep_folder: Path | None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Launch:
+    """What a launch did: its jobs in order and the exit code so far."""
+
+    jobs: list[Job] = field(default_factory=list)
+    exit_code: int = 0
+
+
+def launch(task: Callable[[Job], None], interrupts: Interrupts, config_name: str = "config") -> Launch:
+    """Compose sys.argv, run the task for it, or for each job of a sweep.
+
+    exit_code: 0 done; 1 a fault of pagedlab (its traceback on stderr); 2 an error of the user, one line on stderr;
+    128 + signal when interrupted. A job that fails does not stop the others of its sweep.
+    """
+    done = Launch()
+
+    def run_job(config: DictConfig) -> None:
+        job = _job(config)
+        done.jobs.append(job)
+        try:
+            task(job)
+        except PagedlabError as error:
+            job.error = str(error)
+            done.exit_code = max(done.exit_code, EXIT_USAGE)
+            say(f"error: {error}")
+            _remove_if_empty(job.folder)
+        except Exception as error:
+            job.error = f"{type(error).__name__}: {error}"
+            done.exit_code = EXIT_FAULT
+            traceback.print_exc()
+
+    # Hydra prints what it catches in several lines; with this it lets us catch it and say it in one.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        interrupts.install()
+        hydra.main(version_base="1.3", config_path="pkg://pagedlab.conf", config_name=config_name)(run_job)()
+    except Interrupted as stop:
+        say(f"interrupted by {stop}")
+        done.exit_code = stop.exit_code
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        say(f"error: {_one_line(error)}")
+        done.exit_code = EXIT_USAGE
+    return done
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _job(config: DictConfig) -> Job:
+    hydra_config = HydraConfig.get()
+    sweep, swept = None, {}
+    if hydra_config.mode == RunMode.MULTIRUN:
+        sweep = Path(hydra_config.sweep.dir).resolve()
+        swept = dict(override.lstrip("+").split("=", 1) for override in hydra_config.overrides.task if "=" in override)
+    return Job(config, Path(hydra_config.runtime.output_dir), swept, sweep)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Hydra makes a job's folder before the job can refuse its config."""
+    try:
+        folder.rmdir()
+    except OSError:
+        pass
+
+
+def _one_line(error: BaseException) -> str:
+    """Hydra's and OmegaConf's messages, folded into a line; an unknown key gets the nearest known one."""
+    from pagedlab.config import suggestion
+
+    text = str(error)
+    unknown = re.match(r"Could not override '([^']+)'", text)
+    if unknown and "is not in struct" in text:
+        parent, _, key = unknown[1].rpartition(".")
+        return f"{unknown[1]}: no such setting{suggestion(key, _known_keys(parent))}"
+    folded = " ".join(text.split())
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException) and str(cause) not in text:
+        folded += ": " + " ".join(str(cause).split())
+    return folded
+
+
+def _known_keys(parent: str) -> list[str]:
+    """The keys that a config has under `parent`, as the settings declare them."""
+    from pagedlab.settings import OPTIONS, Settings
+
+    kinds: list[Any] = [OmegaConf.structured(Settings)]
+    for name in filter(None, parent.split(".")):
+        options = OPTIONS.get(name) if len(kinds) == 1 else None
+        nested = [OmegaConf.structured(kind) for kind in options.values()] if options else []
+        nested += [child for kind in kinds if isinstance(child := OmegaConf.select(kind, name, default=None), DictConfig)]
+        kinds = nested
+    return sorted({str(key) for kind in kinds for key in kind})

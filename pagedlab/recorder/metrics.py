@@ -1,0 +1,149 @@
+"""The formulas: from what the recorder saw to the numbers of summary.json. docs/metrics.md says the same in prose.
+
+Latencies, per request, in seconds (names and formulas of vLLM's benchmark):
+    ttft = first token - arrival        tpot = (e2e - ttft) / (output tokens - 1), requests of 2 or more tokens
+    itl  = every gap between two tokens e2e  = last token - arrival
+    normalized latency = e2e / output tokens (PagedAttention, SOSP 2023, section 6.1)
+Memory: the split of the slots, weighted by the time that each row of the timeline holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pagedlab.core.request import Sequence, Status
+from pagedlab.recorder.recorder import Recorder
+
+SCHEMA_VERSION = 1
+SPLIT = ("token_states", "reserved", "internal", "block_tail", "cached_idle", "free", "external")
+
+
+def split_over_time(recorder: Recorder) -> dict[str, np.ndarray]:
+    """Slots of each kind, int64 [steps]; every row sums to N x B.
+
+    reserved: promised slots that the sequence did fill later in the same stay. internal: promised slots it never
+    filled, known when the stay has ended (an unfinished stay counts as reserved). external: free slots in steps in
+    which the next waiting request was refused its blocks.
+    """
+    steps = recorder.steps
+    change = np.zeros(len(steps) + 1, dtype=np.int64)
+    for first, end, unused in recorder.stays:
+        change[first] += unused
+        change[end] -= unused
+    internal = np.cumsum(change)[: len(steps)]
+    usage = np.array(
+        [
+            (s.usage.tokens, s.usage.reserved, s.usage.block_tail, s.usage.cached_idle, s.usage.free)
+            for s in steps
+        ],
+        dtype=np.int64,
+    ).reshape(len(steps), 5)
+    blocked = np.array([s.memory_blocked for s in steps], dtype=bool)
+    return {
+        "token_states": usage[:, 0],
+        "reserved": usage[:, 1] - internal,
+        "internal": internal,
+        "block_tail": usage[:, 2],
+        "cached_idle": usage[:, 3],
+        "free": np.where(blocked, 0, usage[:, 4]),
+        "external": np.where(blocked, usage[:, 4], 0),
+    }
+
+
+def durations(recorder: Recorder) -> np.ndarray:
+    """Seconds that each row of the timeline holds: to the start of the next row, the last to its own end."""
+    starts = np.array([s.start_s for s in recorder.steps])
+    if not len(starts):
+        return starts
+    return np.diff(starts, append=recorder.steps[-1].end_s)
+
+
+def latencies(seq: Sequence) -> dict[str, float | None]:
+    """ttft_s, tpot_s, e2e_s, normalized_latency_s_per_token of one sequence; None where it has none."""
+    arrival, times = seq.request.arrival_s, seq.token_s
+    first = times[0] - arrival if times else None
+    if seq.finish_s is None:
+        return {"ttft_s": first, "tpot_s": None, "e2e_s": None, "normalized_latency_s_per_token": None}
+    e2e = seq.finish_s - arrival
+    n = len(times)
+    return {
+        "ttft_s": first,
+        "tpot_s": (times[-1] - times[0]) / (n - 1) if n > 1 else None,
+        "e2e_s": e2e,
+        "normalized_latency_s_per_token": e2e / n,
+    }
+
+
+def spread(values: list[float] | np.ndarray) -> dict[str, float | None]:
+    """mean and linear-interpolated percentiles; None of nothing."""
+    if not len(values):
+        return dict.fromkeys(("mean", "p50", "p90", "p99"))
+    p50, p90, p99 = np.percentile(values, (50, 90, 99))
+    return {"mean": float(np.mean(values)), "p50": float(p50), "p90": float(p90), "p99": float(p99)}
+
+
+def ratio(a: float, b: float) -> float:
+    return float(a / b) if b else 0.0
+
+
+def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str) -> dict[str, Any]:
+    """The scalars of a run. status: completed, interrupted or failed."""
+    seqs = recorder.sequences
+    done = [seq for seq in seqs if seq.status is Status.FINISHED]
+    weights = durations(recorder)
+    # The run lasts until its last token: what follows a finished workload is nobody's time.
+    duration = float(weights.sum())
+    split = split_over_time(recorder)
+    slot_seconds = {kind: float(slots @ weights) for kind, slots in split.items()}
+    pool_seconds = num_blocks * block_size * duration
+    allocated = sum(slot_seconds[kind] for kind in ("token_states", "reserved", "internal", "block_tail"))
+    full = np.array([s.memory_blocked for s in recorder.steps], dtype=bool)
+    held = sum(split[kind] for kind in ("token_states", "reserved", "internal", "block_tail"))
+    running = np.array([s.running for s in recorder.steps], dtype=np.int64)
+    prompt_tokens = sum(seq.request.prompt_tokens for seq in done)
+    output_tokens = sum(len(seq.output) for seq in seqs)
+    computed = sum(s.tokens for s in recorder.steps)
+    recomputed = sum(seq.recomputed_tokens for seq in seqs)
+    per_request = [latencies(seq) for seq in done]
+    gaps = [np.diff(seq.token_s) for seq in seqs if len(seq.token_s) > 1]
+
+    def of(name: str) -> dict[str, float | None]:
+        return spread([value for row in per_request if (value := row[name]) is not None])
+
+    return {
+        "status": status,
+        "schema_version": SCHEMA_VERSION,
+        "num_requests": len(seqs),
+        "completed": len(done),
+        "refused": sum(seq.status is Status.REFUSED for seq in seqs),
+        "duration_s": duration,
+        "steps": sum(s.batch > 0 for s in recorder.steps),
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "computed_tokens": computed,
+        "output_tokens_per_s": ratio(output_tokens, duration),
+        "total_tokens_per_s": ratio(prompt_tokens + output_tokens, duration),
+        "requests_per_s": ratio(len(done), duration),
+        "mean_batch_size": ratio(float(running @ weights), duration),
+        "peak_batch_size": int(running.max(initial=0)),
+        "kv_num_blocks": num_blocks,
+        "block_size": block_size,
+        **{f"kv_{kind}_fraction": ratio(slot_seconds[kind], pool_seconds) for kind in SPLIT},
+        "kv_waste_fraction": 1 - ratio(slot_seconds["token_states"], allocated) if allocated else 0.0,
+        "kv_waste_fraction_when_full": (
+            1 - ratio(float((split["token_states"] * full) @ weights), float((held * full) @ weights))
+            if full.any()
+            else None
+        ),
+        "kv_peak_held_fraction": ratio(float(np.max(held, initial=0)), num_blocks * block_size),
+        "preemptions": len(recorder.preemptions),
+        "recomputed_tokens": recomputed,
+        "recompute_tax": ratio(recomputed, computed),
+        "ttft_s": of("ttft_s"),
+        "tpot_s": of("tpot_s"),
+        "itl_s": spread(np.concatenate(gaps) if gaps else []),
+        "e2e_s": of("e2e_s"),
+        "normalized_latency_s_per_token": of("normalized_latency_s_per_token"),
+    }

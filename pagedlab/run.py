@@ -1,0 +1,175 @@
+"""One run, from settings to a written run folder: where all the rooms are put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pagedlab.allocator.base import ALLOCATORS
+from pagedlab.allocator.pool import BlockPool
+from pagedlab.config import parse_bytes
+from pagedlab.core.errors import ConfigError, PagedlabError
+from pagedlab.core.request import Request
+from pagedlab.engine import serve
+from pagedlab.executor.base import EXECUTORS, CachePlan, Executor
+from pagedlab.analysis.display import Display
+from pagedlab.interrupts import Interrupted, Interrupts
+from pagedlab.model.config import read_config
+from pagedlab.model.locate import model_folder
+from pagedlab.model.shape import shape_of
+from pagedlab.model.tokenizer import load_tokenizer
+from pagedlab.preemption.base import PREEMPTIONS
+from pagedlab.preemption.victim.base import VICTIMS
+from pagedlab.recorder.environment import environment
+from pagedlab.recorder.folder import write_run_folder
+from pagedlab.recorder.metrics import summarize
+from pagedlab.recorder.recorder import Recorder
+from pagedlab.recorder.redact import redact
+from pagedlab.scheduler.admission.base import ADMISSIONS
+from pagedlab.scheduler.batching.base import BATCHINGS
+from pagedlab.scheduler.order.base import ORDERS
+from pagedlab.scheduler.scheduler import Scheduler
+from pagedlab.settings import Settings
+from pagedlab.workload.base import WORKLOADS
+
+DEFAULT_KV_BYTES = "1GiB"
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+
+
+@dataclass(slots=True)
+class Lab:
+    """Everything a run needs, built and checked, nothing run yet."""
+
+    requests: list[Request]
+    executor: Executor
+    scheduler: Scheduler
+    max_model_len: int
+    kv_bytes_per_token: int
+
+
+def build(settings: Settings) -> Lab:
+    """Put a run together, cheapest faults first: config, workload file, then the weights."""
+    folder = model_folder(settings.model, weights=settings.executor.name == "torch")
+    shape = shape_of(read_config(settings.model, folder))
+    max_model_len = settings.max_model_len or shape.context_length
+    if max_model_len > shape.context_length:
+        raise ConfigError(
+            f"max_model_len={max_model_len}: model {settings.model.name} has {shape.context_length} positions"
+        )
+    per_token = shape.kv_bytes_per_token(DTYPE_BYTES[settings.model.dtype])
+    tokenizer = load_tokenizer(folder, shape.vocab_size)
+    build_workload = WORKLOADS[settings.workload.name]
+    requests = build_workload(settings.workload, settings.sampling, tokenizer, settings.seed)
+    cache = CachePlan(
+        lambda free_bytes: _num_blocks(settings, per_token, free_bytes),
+        settings.block_size,
+        settings.scheduler.max_num_seqs,
+        max_model_len,
+    )
+    executor = EXECUTORS[settings.executor.name].create(settings, folder, shape, cache)
+    scheduler = build_scheduler(settings, executor.num_blocks, max_model_len)
+    return Lab(requests, executor, scheduler, max_model_len, per_token)
+
+
+def build_scheduler(settings: Settings, num_blocks: int, max_model_len: int) -> Scheduler:
+    """The pool and all its policies, as configured."""
+    choice = settings.scheduler
+    pool = BlockPool(num_blocks, settings.block_size)
+    allocator = ALLOCATORS[settings.allocator.name](pool, max_model_len)
+    return Scheduler(
+        allocator,
+        ORDERS[choice.order](settings.seed),
+        ADMISSIONS[choice.admission](allocator, choice.watermark),
+        BATCHINGS[choice.batching](choice.max_num_batched_tokens),
+        PREEMPTIONS[settings.preemption.name](allocator),
+        VICTIMS[settings.preemption.victim](allocator),
+        choice.max_num_seqs,
+    )
+
+
+def _num_blocks(settings: Settings, bytes_per_token: int, free_bytes: int) -> int:
+    """The KV budget in blocks. One block at least, and no more than the device has room for."""
+    block_bytes = settings.block_size * bytes_per_token
+    if settings.kv_num_blocks is not None:
+        blocks, said = settings.kv_num_blocks, f"kv_num_blocks={settings.kv_num_blocks}"
+    elif settings.kv_fraction is not None:
+        blocks, said = int(settings.kv_fraction * free_bytes) // block_bytes, f"kv_fraction={settings.kv_fraction}"
+    else:
+        text = settings.kv_bytes or DEFAULT_KV_BYTES
+        blocks, said = parse_bytes(text) // block_bytes, f"kv_bytes={text}"
+    if blocks < 1:
+        raise ConfigError(f"{said}: less than one block of {settings.block_size} slots, which takes {block_bytes} bytes")
+    if settings.executor.name == "torch" and blocks * block_bytes > free_bytes:
+        raise ConfigError(f"{said}: {blocks} blocks take {blocks * block_bytes} bytes, the device has {free_bytes} free")
+    return blocks
+
+
+def run(settings: Settings, config: dict[str, Any], run_dir: Path, interrupts: Interrupts, show: Display) -> dict[str, Any]:
+    """Serve the configured workload and write its run folder; returns the summary.
+
+    PagedlabError before anything is written. A run that is interrupted, or that fails in the middle, writes what it
+    has, marked as such, and then raises.
+    """
+    show.loading(settings)
+    lab = None
+    recorder = Recorder()
+    failure: BaseException | None = None
+    status = "interrupted"
+    try:
+        lab = build(settings)
+        recorder = Recorder(show.serving(lab))
+        with interrupts.deferred():
+            finished = serve(
+                lab.requests,
+                lab.scheduler,
+                lab.executor,
+                recorder,
+                lambda: interrupts.requested,
+                settings.audit_every,
+            )
+        status = "completed" if finished else "interrupted"
+    except PagedlabError:
+        raise
+    except Interrupted:
+        pass
+    except Exception as error:
+        status, failure = "failed", error
+    finally:
+        show.done()
+    num_blocks = lab.scheduler.allocator.pool.num_blocks if lab else 0
+    summary = summarize(recorder, num_blocks, settings.block_size, status)
+    summary |= labels(settings, lab)
+    if failure is not None:
+        summary["error"] = f"{type(failure).__name__}: {failure}"
+    config_yaml = yaml.safe_dump(redact(config), sort_keys=False, allow_unicode=True)
+    with interrupts.deferred():
+        write_run_folder(run_dir, config_yaml, environment(settings.seed), recorder, summary)
+    if lab is not None:
+        lab.executor.close()
+    if failure is not None:
+        raise failure
+    interrupts.raise_if_requested()
+    return summary
+
+
+def labels(settings: Settings, lab: Lab | None) -> dict[str, Any]:
+    """What a row of a comparison is told apart by."""
+    return {
+        "model": settings.model.name if settings.model.path is None else settings.model.path,
+        "dtype": settings.model.dtype,
+        "executor": settings.executor.name,
+        "kernel": settings.kernel.name,
+        "allocator": settings.allocator.name,
+        "order": settings.scheduler.order,
+        "batching": settings.scheduler.batching,
+        "admission": settings.scheduler.admission,
+        "preemption": settings.preemption.name,
+        "victim": settings.preemption.victim,
+        "workload": settings.workload.name,
+        "seed": settings.seed,
+        "max_model_len": lab.max_model_len if lab else None,
+        "kv_bytes_per_token": lab.kv_bytes_per_token if lab else None,
+    }

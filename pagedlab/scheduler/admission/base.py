@@ -1,0 +1,25 @@
+"""Admission: whether the next waiting sequence may have its blocks now."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from pagedlab.allocator.base import Allocator
+from pagedlab.core.registry import Registry
+from pagedlab.core.request import Sequence
+
+
+class Admission(ABC):
+    """Asked once for each candidate. Never says no to a candidate that fits an empty pool: it would wait for ever."""
+
+    def __init__(self, allocator: Allocator, watermark: float):
+        self.allocator = allocator
+        self.watermark_blocks = int(watermark * allocator.pool.num_blocks)
+
+    @abstractmethod
+    def allows(self, seq: Sequence, pool_is_empty: bool) -> bool: ...
+
+
+ADMISSIONS: Registry[type[Admission]] = Registry(
+    "scheduler.admission", "pagedlab.scheduler.admission", ("on_demand", "one_at_a_time")
+)

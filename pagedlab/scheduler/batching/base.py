@@ -1,0 +1,27 @@
+"""Batching: what runs in a step, and how many tokens each sequence feeds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from pagedlab.core.plan import Plan
+from pagedlab.core.registry import Registry
+
+if TYPE_CHECKING:
+    from pagedlab.scheduler.scheduler import Scheduler
+
+
+class Batching(ABC):
+    """Fills a plan by the scheduler's primitives `decode`, `prefill` and `admit_next`, within `max_tokens` tokens."""
+
+    def __init__(self, max_tokens: int):
+        self.max_tokens = max_tokens
+
+    @abstractmethod
+    def fill(self, plan: Plan, scheduler: Scheduler) -> None: ...
+
+
+BATCHINGS: Registry[type[Batching]] = Registry(
+    "scheduler.batching", "pagedlab.scheduler.batching", ("prefill_first", "chunked")
+)

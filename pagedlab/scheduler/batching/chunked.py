@@ -1,0 +1,28 @@
+"""Chunked prefill mixed with decode under a token budget (Sarathi-Serve, OSDI 2024; vLLM V1)."""
+
+from __future__ import annotations
+
+from pagedlab.core.plan import Plan
+from pagedlab.scheduler.batching.base import BATCHINGS, Batching
+from pagedlab.scheduler.scheduler import Scheduler
+
+
+@BATCHINGS.register("chunked")
+class Chunked(Batching):
+    """All decodes first, one token each; what is left of the budget goes to prompts, begun ones before new ones.
+
+    With more decodes than budget the latest admitted wait for a free place.
+    """
+
+    def fill(self, plan: Plan, scheduler: Scheduler) -> None:
+        for seq in scheduler.decoding():
+            if plan.total_tokens == self.max_tokens:
+                break
+            scheduler.decode(plan, seq)
+        budget = self.max_tokens - plan.total_tokens
+        for seq in scheduler.prefilling():
+            if budget == 0:
+                break
+            budget -= scheduler.prefill(plan, seq, min(seq.to_compute, budget))
+        while budget > 0 and (new := scheduler.admit_next(plan)) is not None:
+            budget -= scheduler.prefill(plan, new, min(new.to_compute, budget))

@@ -1,0 +1,33 @@
+"""Whole prompts first, in steps of their own, then decode (vLLM 2023)."""
+
+from __future__ import annotations
+
+from pagedlab.core.plan import Plan
+from pagedlab.core.request import Sequence
+from pagedlab.scheduler.batching.base import BATCHINGS, Batching
+from pagedlab.scheduler.scheduler import Scheduler
+
+
+@BATCHINGS.register("prefill_first")
+class PrefillFirst(Batching):
+    """While somebody can be admitted a step holds prompts only, as many whole ones as the token limit allows.
+
+    A prompt longer than the limit is fed over several such steps (vLLM refuses that configuration). Decode steps
+    hold one token of every running sequence; with more of them than the limit the latest admitted wait.
+    """
+
+    def fill(self, plan: Plan, scheduler: Scheduler) -> None:
+        budget = self.max_tokens
+        for seq in scheduler.prefilling():
+            budget -= scheduler.prefill(plan, seq, min(seq.to_compute, budget))
+        while (new := scheduler.admit_next(plan, fits=lambda seq, left=budget: self._fits(seq, left))) is not None:
+            budget -= scheduler.prefill(plan, new, min(new.to_compute, budget))
+        if plan.batch:
+            return
+        for seq in scheduler.decoding():
+            if plan.total_tokens == self.max_tokens:
+                break
+            scheduler.decode(plan, seq)
+
+    def _fits(self, seq: Sequence, budget: int) -> bool:
+        return seq.to_compute <= budget or budget == self.max_tokens

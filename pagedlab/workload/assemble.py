@@ -1,0 +1,62 @@
+"""Drafts to requests: ids, arrival times and sampling seeds are given out here, the same way for every workload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagedlab.core.errors import WorkloadError
+from pagedlab.core.request import Request, SamplingParams
+from pagedlab.settings import ArrivalSettings, SamplingSettings
+from pagedlab.workload.arrival import arrival_times
+from pagedlab.workload.streams import sampling_seed
+
+# 4 GiB of int32. Every turn of a conversation repeats its history, so a small file can ask for far more.
+MOST_PROMPT_TOKENS = 2**30
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """A request before it has an id. prompt: int32 [prompt tokens]. output_tokens: its true length, 1..max_tokens."""
+
+    prompt: np.ndarray
+    max_tokens: int
+    output_tokens: int
+    source: str
+
+
+def assemble(drafts: list[Draft], arrival: ArrivalSettings, sampling: SamplingSettings, seed: int) -> list[Request]:
+    """The requests of `drafts`, in their order, which is also the order of arrival.
+
+    Where end-of-sequence is obeyed (ignore_eos false) nobody knows how long an output gets: the drafted length is
+    withheld, and only the model's own token or max_tokens ends it. Raises ConfigError for bad arrivals.
+    """
+    times = arrival_times(arrival, len(drafts), seed)
+    return [
+        Request(
+            id=position,
+            prompt=draft.prompt,
+            max_tokens=draft.max_tokens,
+            true_output_tokens=draft.output_tokens if sampling.ignore_eos else None,
+            arrival_s=float(time),
+            sampling=SamplingParams(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                seed=sampling_seed(seed, position),
+                ignore_eos=sampling.ignore_eos,
+            ),
+            source=draft.source,
+        )
+        for position, (draft, time) in enumerate(zip(drafts, times, strict=True))
+    ]
+
+
+def bound_prompts(total_tokens: int) -> None:
+    """Raise WorkloadError when all prompts together would be too much to hold. Called before they are made."""
+    if total_tokens > MOST_PROMPT_TOKENS:
+        raise WorkloadError(
+            f"workload: the prompts hold {total_tokens} tokens, expected at most {MOST_PROMPT_TOKENS}: "
+            "lower workload.num_requests or the prompt lengths"
+        )

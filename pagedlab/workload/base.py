@@ -1,0 +1,32 @@
+"""What a workload is: a function from settings and a seed to requests. And what it needs of a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pagedlab.core.registry import Registry
+from pagedlab.core.request import Request
+from pagedlab.settings import SamplingSettings
+
+
+class PromptTokenizer(Protocol):
+    """Text to token ids, all in [0, vocab_size). A chat is the concatenation of its messages' ids."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of plain text, with no marker added."""
+
+    def message(self, role: str, content: str) -> list[int]:
+        """The ids of one complete chat message with its markers. role: system, user or assistant."""
+
+    def reply_header(self) -> list[int]:
+        """The ids that open an assistant's reply, after which the model writes."""
+
+
+# (the option's settings, sampling, tokenizer, seed) -> requests with ids 0..n-1, in order of arrival.
+Workload = Callable[[Any, SamplingSettings, PromptTokenizer, int], list[Request]]
+
+WORKLOADS: Registry[Workload] = Registry("workload", "pagedlab.workload", ("sharegpt", "synthetic"))

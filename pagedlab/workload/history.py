@@ -1,0 +1,65 @@
+"""Conversations in token ids, encoded message by message and no further than they are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagedlab.workload.base import PromptTokenizer
+from pagedlab.workload.conversations import Conversation
+
+
+class History:
+    """The prompts and replies of one conversation.
+
+    Ids are joined, never text: encoding the joined text anew would put other tokens at the seams, and the KV of
+    one turn would not be a prefix of the next. header: the ids that open a reply.
+    """
+
+    def __init__(self, conversation: Conversation, tokenizer: PromptTokenizer, header: list[int]) -> None:
+        self._messages = conversation.messages
+        self._tokenizer = tokenizer
+        self._header = np.asarray(header, dtype=np.int32)
+        self._encoded: list[np.ndarray] = []
+        self._ends = [0]  # tokens of the first i messages
+
+    def replies(self) -> list[int]:
+        """The positions of the messages that answer: the assistant's with a user's message somewhere before."""
+        roles = [message.role for message in self._messages]
+        asked = roles.index("user") if "user" in roles else len(roles)
+        return [i for i, role in enumerate(roles) if role == "assistant" and i > asked]
+
+    def prompt_tokens(self, reply: int) -> int:
+        """How long `prompt(reply)` is."""
+        for message in self._messages[len(self._encoded) : reply]:
+            ids = np.asarray(self._tokenizer.message(message.role, message.text), dtype=np.int32)
+            self._encoded.append(ids)
+            self._ends.append(self._ends[-1] + len(ids))
+        return self._ends[reply] + len(self._header)
+
+    def prompt(self, reply: int) -> np.ndarray:
+        """All messages before the one at position `reply`, then the header of a reply: int32."""
+        self.prompt_tokens(reply)
+        return np.concatenate([*self._encoded[:reply], self._header])
+
+    def reply_tokens(self, reply: int) -> int:
+        """Tokens of the recorded reply, without markers."""
+        return len(self._tokenizer.encode(self._messages[reply].text))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One recorded reply and what led to it. reply: its position among the messages of the conversation."""
+
+    source: str
+    history: History
+    reply: int
+
+    def prompt(self) -> np.ndarray:
+        """The prompt, int32."""
+        return self.history.prompt(self.reply)
+
+    def sizes(self) -> tuple[int, int]:
+        """Tokens of the prompt, and of the recorded reply."""
+        return self.history.prompt_tokens(self.reply), self.history.reply_tokens(self.reply)

@@ -1,0 +1,55 @@
+"""Requests of random tokens with drawn lengths, some sharing a prefix if asked to."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagedlab.core.request import Request
+from pagedlab.settings import SamplingSettings, SyntheticSettings
+from pagedlab.workload.arrival import check_arrival
+from pagedlab.workload.assemble import Draft, assemble, bound_prompts
+from pagedlab.workload.base import WORKLOADS, PromptTokenizer
+from pagedlab.workload.checks import whole
+from pagedlab.workload.lengths import check_lengths, draw_lengths
+from pagedlab.workload.streams import Stream, generator
+
+
+@WORKLOADS.register("synthetic")
+def build(
+    settings: SyntheticSettings, sampling: SamplingSettings, tokenizer: PromptTokenizer, seed: int
+) -> list[Request]:
+    """The requests of `settings`, from the seed alone: of the tokenizer only vocab_size is asked.
+
+    Tokens are uniform over the whole vocabulary, special tokens included, since nothing reads them. Input and
+    output lengths are drawn independently. Prefix groups take turns: request i has the prefix of group
+    i mod shared_prefix_groups. Each request draws its tokens from a stream of its own, and lengths come in order,
+    so the first requests of a longer workload are those of a shorter one. Raises ConfigError, WorkloadError.
+    """
+    _check(settings)
+    count, vocabulary = settings.num_requests, tokenizer.vocab_size
+    inputs = draw_lengths(settings.prompt, "input", count, generator(seed, Stream.PROMPT_LENGTH))
+    outputs = draw_lengths(settings.output, "output", count, generator(seed, Stream.OUTPUT_LENGTH))
+    bound_prompts(int(inputs.sum()) + count * settings.shared_prefix_tokens)
+
+    prefixes = [
+        generator(seed, Stream.PREFIX, group).integers(vocabulary, size=settings.shared_prefix_tokens, dtype=np.int32)
+        for group in range(min(settings.shared_prefix_groups, count))
+    ]
+    drafts = []
+    for i, (input_tokens, drawn) in enumerate(zip(inputs.tolist(), outputs.tolist(), strict=True)):
+        tail = generator(seed, Stream.PROMPT, i).integers(vocabulary, size=input_tokens, dtype=np.int32)
+        most = drawn if settings.max_tokens is None else settings.max_tokens
+        prompt = np.concatenate([prefixes[i % len(prefixes)], tail])
+        drafts.append(Draft(prompt, most, min(drawn, most), f"synthetic#{i}"))
+    return assemble(drafts, settings.arrival, sampling, seed)
+
+
+def _check(settings: SyntheticSettings) -> None:
+    whole("workload.num_requests", settings.num_requests)
+    check_lengths(settings.prompt, "workload.prompt")
+    check_lengths(settings.output, "workload.output")
+    if settings.max_tokens is not None:
+        whole("workload.max_tokens", settings.max_tokens, why=", or null for each request's own output length")
+    whole("workload.shared_prefix_tokens", settings.shared_prefix_tokens, low=0)
+    whole("workload.shared_prefix_groups", settings.shared_prefix_groups)
+    check_arrival(settings.arrival)
