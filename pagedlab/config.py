@@ -142,9 +142,9 @@ def _within(path: str, value: float, low: float, high: float | None) -> None:
 def _check_combinations(s: Settings) -> None:
     budgets = {"kv_num_blocks": s.kv_num_blocks, "kv_bytes": s.kv_bytes, "kv_fraction": s.kv_fraction}
     given = {name: value for name, value in budgets.items() if value is not None}
-    if len(given) != 1:
-        said = " and ".join(f"{name}={value}" for name, value in given.items()) or "none of them"
-        raise ConfigError(f"KV budget: expected exactly one of {', '.join(budgets)}, got {said}")
+    if len(given) > 1:
+        said = " and ".join(f"{name}={value}" for name, value in given.items())
+        raise ConfigError(f"{said}: expected at most one of {', '.join(budgets)}")
     if s.kv_num_blocks is not None:
         _within("kv_num_blocks", s.kv_num_blocks, 1, 2**31 - 1)
     if s.kv_bytes is not None:

@@ -126,6 +126,8 @@ def _known_keys(parent: str) -> list[str]:
     for name in filter(None, parent.split(".")):
         options = OPTIONS.get(name) if len(kinds) == 1 else None
         nested = [OmegaConf.structured(kind) for kind in options.values()] if options else []
-        nested += [child for kind in kinds if isinstance(child := OmegaConf.select(kind, name, default=None), DictConfig)]
+        nested += [
+            child for kind in kinds if isinstance(child := OmegaConf.select(kind, name, default=None), DictConfig)
+        ]
         kinds = nested
     return sorted({str(key) for kind in kinds for key in kind})

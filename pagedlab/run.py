@@ -18,6 +18,7 @@ from pagedlab.executor.base import EXECUTORS, CachePlan, Executor
 from pagedlab.analysis.display import Display
 from pagedlab.interrupts import Interrupted, Interrupts
 from pagedlab.model.config import read_config
+from pagedlab.model.dtype import dtype_bytes
 from pagedlab.model.locate import model_folder
 from pagedlab.model.shape import shape_of
 from pagedlab.model.tokenizer import load_tokenizer
@@ -36,7 +37,6 @@ from pagedlab.settings import Settings
 from pagedlab.workload.base import WORKLOADS
 
 DEFAULT_KV_BYTES = "1GiB"
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ def build(settings: Settings) -> Lab:
         raise ConfigError(
             f"max_model_len={max_model_len}: model {settings.model.name} has {shape.context_length} positions"
         )
-    per_token = shape.kv_bytes_per_token(DTYPE_BYTES[settings.model.dtype])
+    per_token = shape.kv_bytes_per_token(dtype_bytes(settings.model.dtype))
     tokenizer = load_tokenizer(folder, shape.vocab_size)
     build_workload = WORKLOADS[settings.workload.name]
     requests = build_workload(settings.workload, settings.sampling, tokenizer, settings.seed)
@@ -101,13 +101,19 @@ def _num_blocks(settings: Settings, bytes_per_token: int, free_bytes: int) -> in
         text = settings.kv_bytes or DEFAULT_KV_BYTES
         blocks, said = parse_bytes(text) // block_bytes, f"kv_bytes={text}"
     if blocks < 1:
-        raise ConfigError(f"{said}: less than one block of {settings.block_size} slots, which takes {block_bytes} bytes")
+        raise ConfigError(
+            f"{said}: less than one block of {settings.block_size} slots, which takes {block_bytes} bytes"
+        )
     if settings.executor.name == "torch" and blocks * block_bytes > free_bytes:
-        raise ConfigError(f"{said}: {blocks} blocks take {blocks * block_bytes} bytes, the device has {free_bytes} free")
+        raise ConfigError(
+            f"{said}: {blocks} blocks take {blocks * block_bytes} bytes, the device has {free_bytes} free"
+        )
     return blocks
 
 
-def run(settings: Settings, config: dict[str, Any], run_dir: Path, interrupts: Interrupts, show: Display) -> dict[str, Any]:
+def run(
+    settings: Settings, config: dict[str, Any], run_dir: Path, interrupts: Interrupts, show: Display
+) -> dict[str, Any]:
     """Serve the configured workload and write its run folder; returns the summary.
 
     PagedlabError before anything is written. A run that is interrupted, or that fails in the middle, writes what it

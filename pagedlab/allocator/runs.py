@@ -110,4 +110,6 @@ class Buddy:
         self._free.setdefault(length, set()).add(start)
 
     def free_ids(self) -> set[int]:
-        return {block for size, starts in self._free.items() for start in starts for block in range(start, start + size)}
+        return {
+            block for size, starts in self._free.items() for start in starts for block in range(start, start + size)
+        }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,8 @@ class Display:
 
     def __init__(self, progress: bool):
         self._err = Console(stderr=True)
-        self._out = Console()
+        # Into a file or a pipe the tables keep their width instead of folding at 80 columns.
+        self._out = Console(width=None if sys.stdout.isatty() else 120)
         self._progress = progress and self._err.is_terminal
         self._bar: Progress | None = None
 
@@ -40,6 +42,7 @@ class Display:
             f"{pool.num_blocks * pool.block_size * lab.kv_bytes_per_token / 2**20:.1f} MiB; "
             f"{len(lab.requests)} requests, max_model_len {lab.max_model_len}",
             highlight=False,
+            soft_wrap=True,
         )
         if not self._progress:
             return lambda recorder: None
@@ -77,7 +80,7 @@ class Display:
         """The tables of a finished run and what they mean."""
         self._out.print(memory_table(summary))
         self._out.print(latency_table(summary))
-        self._out.print(verdict(summary), highlight=False)
+        self._out.print(verdict(summary), highlight=False, soft_wrap=True)
 
 
 def memory_table(s: dict[str, Any]) -> Table:
@@ -142,9 +145,11 @@ def verdict(s: dict[str, Any]) -> str:
         f"and {s['mean_batch_size']:.1f} requests ran at a time, giving {s['output_tokens_per_s']:.0f} output tokens/s"
     )
     if s["preemptions"]:
-        text += f"; the pool ran out {s['preemptions']} times, which cost {s['recomputed_tokens']} tokens computed twice"
-    elif s["kv_waste_fraction_when_full"] is not None:
-        text += "; memory was what limited the batch"
+        text += (
+            f"; the pool ran out {s['preemptions']} times, which cost {s['recomputed_tokens']} tokens computed twice"
+        )
+    elif s["memory_blocked_fraction"]:
+        text += f"; for {100 * s['memory_blocked_fraction']:.0f} % of the time requests waited for memory"
     else:
-        text += "; memory never ran short"
+        text += "; no request ever waited for memory"
     return text + "."

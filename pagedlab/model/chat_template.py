@@ -66,10 +66,9 @@ class TemplateFormat:
         self._find_place("user")
         self._question = self.message(**_QUESTION)
         self._find_place("assistant")
-        # Before a system message stands what stands before a question, or less if that is a default system prompt.
-        self._fronts = (_cut_tail(question, self._question), self._variables.get("bos_token", ""), "")
         self._system_refusal = ""
         try:
+            self._fronts = self._system_fronts(_cut_tail(question, self._question))
             self._find_place("system")
         except TemplateRefused as refusal:
             # Many a template knows no system role, and is good for all the rest.
@@ -83,6 +82,13 @@ class TemplateFormat:
 
     def reply_header(self) -> str:
         return self._header
+
+    def _system_fronts(self, front: str) -> tuple[str, ...]:
+        """What can stand before a system message: `front`, as before a question, or less where that is a default
+        system prompt."""
+        bos = self._variables.get("bos_token", "")
+        # Some models, SmolLM2 for one, call the marker that begins every message their bos token.
+        return (front, "") if self._question.startswith(bos) else (front, bos, "")
 
     def _find_place(self, role: str) -> None:
         refusal = ""

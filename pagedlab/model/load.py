@@ -65,7 +65,10 @@ def _check_causal(config: dict[str, Any], where: str) -> None:
             f"{where}: model_type={kind} {why}, expected an architecture of transformers {transformers.__version__}"
         )
     architectures = list(map(str, config.get("architectures") or ()))
-    causal = CONFIG_MAPPING[kind] in MODEL_FOR_CAUSAL_LM_MAPPING and not config.get("is_encoder_decoder")
+    known = CONFIG_MAPPING[kind]
+    # Their decoders count as causal language models, but attend to what an encoder reads.
+    encoder = config.get("is_encoder_decoder", getattr(known, "is_encoder_decoder", False))
+    causal = known in MODEL_FOR_CAUSAL_LM_MAPPING and not encoder
     if not causal or (architectures and not any(name.endswith(_CAUSAL) for name in architectures)):
         raise ModelError(f"{where}: {(architectures or [kind])[0]} is no causal language model")
 

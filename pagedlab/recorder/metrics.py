@@ -34,10 +34,7 @@ def split_over_time(recorder: Recorder) -> dict[str, np.ndarray]:
         change[end] -= unused
     internal = np.cumsum(change)[: len(steps)]
     usage = np.array(
-        [
-            (s.usage.tokens, s.usage.reserved, s.usage.block_tail, s.usage.cached_idle, s.usage.free)
-            for s in steps
-        ],
+        [(s.usage.tokens, s.usage.reserved, s.usage.block_tail, s.usage.cached_idle, s.usage.free) for s in steps],
         dtype=np.int64,
     ).reshape(len(steps), 5)
     blocked = np.array([s.memory_blocked for s in steps], dtype=bool)
@@ -137,6 +134,7 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
             if full.any()
             else None
         ),
+        "memory_blocked_fraction": ratio(float(full @ weights), duration),
         "kv_peak_held_fraction": ratio(float(np.max(held, initial=0)), num_blocks * block_size),
         "preemptions": len(recorder.preemptions),
         "recomputed_tokens": recomputed,

@@ -14,23 +14,27 @@ from typing import Any
 MASK = "***"
 
 # Whatever such a key holds is hidden, a number too. "author" is not "authorization".
-_SECRET = re.compile(
-    r"api[_-]?key|(?:access|private|signing|encryption)[_-]?key|secret|passw|passphrase|credential|auth(?!or(?!i))",
-    re.IGNORECASE,
+_SECRET_NAME = (
+    r"api[_-]?key|(?:access|private|signing|encryption)[_-]?key|secret|passw|passphrase|credential|auth(?!or(?!i))"
 )
 # In this field most tokens are not secret: counts and ids (max_tokens, eos_token_id), a unit (latency_s_per_token),
 # a time (token_s), a special token's text (eos_token: </s>), the tokenizer. Of the others only text is hidden.
-_TOKEN = re.compile(
+_TOKEN_NAME = (
     r"(?<!bos_)(?<!eos_)(?<!pad_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)(?<!per_)"
-    r"token(?!s|i[sz]|_?ids?(?![a-z])|_s(?![a-z])|_states)",
-    re.IGNORECASE,
+    r"token(?!s|i[sz]|_?ids?(?![a-z])|_s(?![a-z])|_states)"
 )
+_SECRET = re.compile(_SECRET_NAME, re.IGNORECASE)
+_TOKEN = re.compile(_TOKEN_NAME, re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.IGNORECASE)
 # "" and these say whether something is set, not what it is.
 _PLAIN = re.compile(r"(?:true|false|null|none|\*\*\*)?", re.IGNORECASE)
 
 _URL_USER = re.compile(r"""(?<=://)([^\s/?#@:'"]*)(:[^\s/?#'"]*)?@""")
-_PAIR = re.compile(r"""([\w.-]+)(\s?[=:]\s?)(?![=/])((?:bearer |basic )?(?:"[^"]*"|'[^']*'|[^\s,;&}\]"']+))""", re.I)
+_PAIR = re.compile(
+    rf"(?<![\w.-])([\w.-]*(?:{_SECRET_NAME}|{_TOKEN_NAME})[\w.-]*)(\s?[=:]\s?)(?![=/])"
+    r"""((?:bearer |basic )?(?:"[^"]*"|'[^']*'|[^\s,;&}\]"']+))""",
+    re.IGNORECASE,
+)
 _ARGUMENT = re.compile(r"([+~-]*)([^=\s]+)=(.*)", re.DOTALL)
 
 # A user name this long in a URL is an access token (https://ghp_...@github.com), not a person.

@@ -36,8 +36,8 @@ def publish(tracker_settings: Any, run_dir: Path, name: str, group: str | None) 
     try:
         TRACKERS[tracker_settings.name](tracker_settings).publish(run_dir, name, group)
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        warning = redact_text(f"tracker={tracker_settings.name}: {reason[:500]} (the run in {run_dir} is complete)")
+        reason = " ".join(redact_text(f"{type(error).__name__}: {error}").split())
+        warning = f"tracker={tracker_settings.name}: {reason[:500]} (the run itself is safe in {run_dir})"
         log.warning(warning)
         return warning
     return None

@@ -22,11 +22,11 @@ def summary(run_dir: Path) -> Row:
 def timeline(run_dir: Path, limit: int) -> list[Row]:
     """timeline.parquet as points in time, at most `limit`, evenly spread over the steps; first and last are kept.
 
-    time_s is the start of the step: its values hold from there until the next step. kv/* are shares of the whole
-    pool, so that pools of different size compare; batch/* are the other columns as they are. A value that is not finite is left out of its point.
+    time_s is the start of the step: its values hold from there until the next one. kv/* are shares of the whole
+    pool, so that pools of different size compare; batch/* are the other columns as they are. A value that is not
+    finite is left out of its point.
     """
-    table = pq.read_table(run_dir / "timeline.parquet")
-    table = table.take(evenly(table.num_rows, limit))
+    table = _thin(pq.read_table(run_dir / "timeline.parquet"), limit)
     kv = [name for name in table.column_names if name.startswith("kv_")]
     batch = [name for name in table.column_names if name not in ("step", "start_s", "end_s", *kv)]
     points = []
@@ -46,8 +46,7 @@ def requests(run_dir: Path, limit: int) -> tuple[list[Any], list[Any]]:
     """
     path = run_dir / "requests.parquet"
     columns = [field.name for field in pq.read_schema(path) if not pa.types.is_nested(field.type)]
-    table = pq.read_table(path, columns=columns)
-    table = table.take(evenly(table.num_rows, limit))
+    table = _thin(pq.read_table(path, columns=columns), limit)
     return columns, [[value if _is_known(value) else None for value in row.values()] for row in table.to_pylist()]
 
 
@@ -56,6 +55,10 @@ def evenly(count: int, limit: int) -> list[int]:
     if count <= limit:
         return list(range(count))
     return [int(index) for index in np.linspace(0, count - 1, limit).round()]
+
+
+def _thin(table: pa.Table, limit: int) -> pa.Table:
+    return table if table.num_rows <= limit else table.take(evenly(table.num_rows, limit))
 
 
 def _flat(prefix: str, values: Row) -> Row:

@@ -21,7 +21,7 @@ TOOL_ROLES = ("tool", "function")
 # The list of messages -> the keys of a message in it.
 FORMS = {"conversations": ("from", "value"), "messages": ("role", "content")}
 ID_LIMIT = 256  # characters
-# NUL, and halves of a surrogate pair, which no encoding of text can write.
+# NUL, which ends text in other languages, and halves of a surrogate pair, which UTF-8 cannot write.
 BAD_CHARACTER = re.compile("[\0\ud800-\udfff]")
 
 
@@ -97,5 +97,5 @@ def _text(value: object, where: str) -> str:
     if not isinstance(value, str):
         raise WorkloadError(f"{where}: {shown(value)}, expected text")
     if bad := BAD_CHARACTER.search(value):
-        raise WorkloadError(f"{where}: character {bad.start()} is {bad[0]!r}, expected text that UTF-8 can write")
+        raise WorkloadError(f"{where}: character {bad.start()} is {bad[0]!r}, expected no NUL and no half pair")
     return value

@@ -11,7 +11,7 @@ from pagedlab.workload.conversations import Conversation
 
 
 class History:
-    """The prompts and replies of one conversation.
+    """The prompts and replies of one conversation, in which nothing is answered before it is asked (`alternate`).
 
     Ids are joined, never text: encoding the joined text anew would put other tokens at the seams, and the KV of
     one turn would not be a prefix of the next. header: the ids that open a reply.
@@ -25,10 +25,8 @@ class History:
         self._ends = [0]  # tokens of the first i messages
 
     def replies(self) -> list[int]:
-        """The positions of the messages that answer: the assistant's with a user's message somewhere before."""
-        roles = [message.role for message in self._messages]
-        asked = roles.index("user") if "user" in roles else len(roles)
-        return [i for i, role in enumerate(roles) if role == "assistant" and i > asked]
+        """The positions of the assistant's messages."""
+        return [i for i, message in enumerate(self._messages) if message.role == "assistant"]
 
     def prompt_tokens(self, reply: int) -> int:
         """How long `prompt(reply)` is."""

@@ -53,8 +53,9 @@ def alternate(conversation: Conversation) -> Conversation:
     Chat templates refuse two messages of a role in a row, or give each its markers; one message with both texts
     is what all of them can write. About a third of the entries of ShareGPT files begin with the assistant.
     """
-    asked = next((i for i, message in enumerate(conversation.messages) if message.role == "user"), 0)
-    kept = [m for i, m in enumerate(conversation.messages) if i >= asked or m.role != "assistant"]
+    roles = [message.role for message in conversation.messages]
+    asked = roles.index("user") if "user" in roles else len(roles)
+    kept = [m for i, m in enumerate(conversation.messages) if i > asked or m.role != "assistant"]
     runs = groupby(kept, key=lambda message: message.role)
     return Conversation(
         conversation.id, tuple(Message(role, "\n\n".join(message.text for message in run)) for role, run in runs)

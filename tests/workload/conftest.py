@@ -96,7 +96,9 @@ def talks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             messages = []
             for i, text in enumerate(texts):
                 role, colon, said = text.partition(": ")
-                messages.append({"from": role, "value": said} if colon else {"from": ("human", "gpt")[i % 2], "value": text})
+                messages.append(
+                    {"from": role, "value": said} if colon else {"from": ("human", "gpt")[i % 2], "value": text}
+                )
             entries.append({"id": id, "conversations": messages})
         path = tmp_path_factory.mktemp("talks") / "talks.json"
         path.write_text(json.dumps(entries), encoding="utf-8")

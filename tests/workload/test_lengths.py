@@ -36,6 +36,11 @@ def test_lognormal_has_the_mean_and_the_sigma_of_its_logarithm() -> None:
     assert np.log(lengths).std() == pytest.approx(0.5, rel=0.01)
 
 
+@pytest.mark.parametrize(("mean", "length"), [(99.6, 100), (99.4, 99)])
+def test_lognormal_is_rounded_to_the_nearest_length(mean: float, length: int) -> None:
+    assert set(draw(LengthSettings("lognormal", mean=mean, sigma=1e-6, low=1, high=999))) == {length}
+
+
 def test_lognormal_is_cut_to_low_and_high_not_drawn_anew() -> None:
     lengths = draw(LengthSettings("lognormal", mean=100, sigma=2, low=50, high=60))
     assert (lengths.min(), lengths.max()) == (50, 60)
@@ -73,7 +78,9 @@ def test_the_table_of_the_paper_says_what_it_is() -> None:
     table = paper_table()
     assert "arXiv:2309.06180" in table["source"]
     assert "CC BY 4.0" in table["source"]
-    assert {len(table[trace][side]["density_1e-6"]) for trace in ("ShareGPT", "Alpaca") for side in ("input", "output")} == {128}
+    assert {
+        len(table[trace][side]["density_1e-6"]) for trace in ("ShareGPT", "Alpaca") for side in ("input", "output")
+    } == {128}
     assert table["ShareGPT"]["input"]["printed_mean"] == 161.31
     assert table["ShareGPT"]["output"]["printed_mean"] == 337.99
     assert table["Alpaca"]["input"]["printed_mean"] == 19.31

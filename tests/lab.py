@@ -1,0 +1,85 @@
+"""What the tests of the engine share: small engines over the fingerprint executor, and the naive truth beside them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagedlab.allocator.base import ALLOCATORS
+from pagedlab.allocator.pool import BlockPool
+from pagedlab.core.request import Request, SamplingParams
+from pagedlab.engine import serve
+from pagedlab.executor.base import CachePlan
+from pagedlab.executor.fingerprint import FingerprintExecutor, fingerprint, next_token
+from pagedlab.preemption.base import PREEMPTIONS
+from pagedlab.preemption.victim.base import VICTIMS
+from pagedlab.recorder.recorder import Recorder
+from pagedlab.scheduler.admission.base import ADMISSIONS
+from pagedlab.scheduler.batching.base import BATCHINGS
+from pagedlab.scheduler.order.base import ORDERS
+from pagedlab.scheduler.scheduler import Scheduler
+from pagedlab.settings import FingerprintExecutorSettings
+
+VOCAB = 50
+
+
+def request(prompt, new, id=0, arrival=0.0, true=None, **sampling):
+    """R(p, g) of the case list: prompt is a length or a list of tokens."""
+    tokens = [(7 * i + 3 * id + 1) % VOCAB for i in range(prompt)] if isinstance(prompt, int) else prompt
+    return Request(id, np.array(tokens, dtype=np.int32), new, true, arrival, SamplingParams(**sampling))
+
+
+def make_scheduler(
+    num_blocks,
+    block_size=4,
+    allocator="paged",
+    batching="chunked",
+    tokens=512,
+    order="fcfs",
+    admission="on_demand",
+    watermark=0.0,
+    victim="last_arrived",
+    max_num_seqs=16,
+    max_model_len=None,
+):
+    a = ALLOCATORS[allocator](BlockPool(num_blocks, block_size), max_model_len or num_blocks * block_size)
+    return Scheduler(
+        a,
+        ORDERS[order](0),
+        ADMISSIONS[admission](a, watermark),
+        BATCHINGS[batching](tokens),
+        PREEMPTIONS["recompute"](a),
+        VICTIMS[victim](a),
+        max_num_seqs,
+    )
+
+
+def make_executor(scheduler, eos=None, step_s=0.01, token_s=0.0):
+    a = scheduler.allocator
+    settings = FingerprintExecutorSettings("fingerprint", VOCAB, eos, step_s, token_s)
+    plan = CachePlan(lambda free: a.pool.num_blocks, a.pool.block_size, scheduler.max_num_seqs, a.max_model_len)
+    return FingerprintExecutor(settings, plan)
+
+
+def run(requests, num_blocks, block_size=4, eos=None, **choices):
+    """Serve with every invariant checked after every step; returns (recorder, scheduler)."""
+    scheduler = make_scheduler(num_blocks, block_size, **choices)
+    recorder = Recorder()
+    serve(requests, scheduler, make_executor(scheduler, eos), recorder, audit_every=1)
+    assert scheduler.allocator.pool.num_free == num_blocks, "blocks leaked"
+    return recorder, scheduler
+
+
+def naive_output(r: Request, eos=None) -> list[int]:
+    """What the fingerprint model generates for a request alone, from a plain list: no blocks, no batch."""
+    tokens, kv = [int(t) for t in r.prompt], []
+    limit = min(r.max_tokens, r.true_output_tokens or r.max_tokens)
+    output: list[int] = []
+    while len(output) < limit:
+        while len(kv) < len(tokens):
+            kv.append(fingerprint(tokens[len(kv)], len(kv), kv[-1] if kv else 0))
+        token = next_token(kv, r.sampling, len(output), VOCAB)
+        output.append(token)
+        tokens.append(token)
+        if token == eos and not r.sampling.ignore_eos:
+            break
+    return output
