@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any, cast
 
-from pagedlab.interrupts import Interrupts
-from pagedlab.launch import Job, launch, say
+from pagedlab.interrupts import Interrupts, guarded
+
+if TYPE_CHECKING:
+    from pagedlab.launch import Job
+
+# What is slow to import is imported where it is used: --help and a mistyped config answer at once.
 
 
 def main() -> int:
-    interrupts = Interrupts()
-    done = launch(lambda job: serve_job(job, interrupts), interrupts)
+    return guarded(serve)
+
+
+def serve(interrupts: Interrupts) -> int:
+    from pagedlab.launch import launch
+
+    done = launch(lambda job: serve_job(job, interrupts))
     if done.jobs and done.jobs[0].sweep_folder is not None:
         from pagedlab.analysis.sweep import finish_sweep
 
@@ -19,11 +29,11 @@ def main() -> int:
 
 
 def serve_job(job: Job, interrupts: Interrupts) -> None:
-    # Imported here, so that --help and a mistyped config answer at once.
     from omegaconf import OmegaConf
 
     from pagedlab.analysis.display import Display
     from pagedlab.config import load_settings
+    from pagedlab.launch import say
     from pagedlab.run import run
     from pagedlab.tracker.base import publish
 
@@ -31,11 +41,12 @@ def serve_job(job: Job, interrupts: Interrupts) -> None:
     show = Display(settings.progress)
     if job.swept:
         say("job " + " ".join(f"{key}={value}" for key, value in job.swept.items()))
-    config = OmegaConf.to_container(job.config)
+    # Interpolations stay unresolved: they may name secrets.
+    config = cast(dict[str, Any], OmegaConf.to_container(job.config))
     summary = run(settings, config, job.folder, interrupts, show)
     show.result(summary)
-    name = job.folder.name if job.sweep_folder is None else f"{job.sweep_folder.name}-{job.folder.name}"
-    publish(settings.tracker, job.folder, name, job.sweep_folder.name if job.sweep_folder else None)
+    sweep = job.sweep_folder.name if job.sweep_folder else None
+    publish(settings.tracker, job.folder, f"{sweep}-{job.folder.name}" if sweep else job.folder.name, sweep)
     print(f"run folder: {job.folder}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -20,7 +20,7 @@ from pagedlab.preemption.victim.base import VICTIMS
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.order.base import ORDERS
-from pagedlab.settings import OPTIONS, Settings
+from pagedlab.settings import OPTIONS, Settings, nested_settings
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -34,7 +34,7 @@ def load_settings(config: DictConfig) -> Settings:
         if name not in options:
             raise ConfigError(f"{group}={name}: no such option, expected one of {', '.join(options)}")
         schema[group] = OmegaConf.structured(options[name])
-    unknown = next(_unknown_keys(config, schema, ""), None)
+    unknown = next(_unknown_keys(config, Settings, ""), None)
     if unknown:
         raise ConfigError(unknown)
     try:
@@ -65,20 +65,18 @@ def suggestion(word: str, known: list[str]) -> str:
     return f", did you mean {close[0]}?" if close else f", expected one of {', '.join(sorted(known))}"
 
 
-def _unknown_keys(config: DictConfig, schema: DictConfig, prefix: str) -> Iterator[str]:
+def _unknown_keys(config: DictConfig, kind: type, prefix: str) -> Iterator[str]:
     """A structured config refuses unknown keys, but not those added by `+key=`: look at all of them ourselves."""
-    kind = OmegaConf.get_type(schema)
-    if not (isinstance(kind, type) and is_dataclass(kind)):
-        return
     known = [field.name for field in fields(kind)]
-    for key in config:
-        path = f"{prefix}{key}"
+    for key in map(str, config):
+        path = prefix + key
         if key not in known:
-            yield f"{path}: no such setting{suggestion(str(key), known)}"
-        else:
-            child, child_schema = config._get_node(key), schema._get_node(key)
-            if isinstance(child, DictConfig) and isinstance(child_schema, DictConfig) and not child._is_none():
-                yield from _unknown_keys(child, child_schema, f"{path}.")
+            yield f"{path}: no such setting{suggestion(key, known)}"
+            continue
+        child = config._get_node(key)
+        nested = OPTIONS[path][config[key]["name"]] if path in OPTIONS else nested_settings(kind, key)
+        if nested is not None and isinstance(child, DictConfig) and not child._is_none():
+            yield from _unknown_keys(child, nested, f"{path}.")
 
 
 def _one_line(error: OmegaConfBaseException) -> str:

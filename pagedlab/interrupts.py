@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -17,8 +18,8 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """Signal handlers of a process. Outside `deferred` a signal raises Interrupted where it strikes; inside it is only
-    remembered, so that a step or a file is finished first."""
+    """Signal handlers of a process. Outside `deferred` a signal raises Interrupted where it strikes; inside, the first
+    one is only remembered, so that a step, a file or an import is finished first; a second one strikes there too."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
@@ -34,7 +35,7 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """No exception in here; whoever is inside asks `requested`."""
+        """No exception in here for a first signal; whoever is inside asks `requested`."""
         self._deferred = True
         try:
             yield
@@ -46,6 +47,24 @@ class Interrupts:
             raise Interrupted(self.signum)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
+        first = self.signum is None
         self.signum = signum
-        if not self._deferred:
+        if not (self._deferred and first):
             raise Interrupted(signum)
+
+
+def guarded(main: Callable[[Interrupts], int]) -> int:
+    """Run a command under these handlers; returns its exit code. To be entered before any slow import.
+
+    Once the command has returned, what it wrote is whole: a signal during the interpreter's exit is ignored.
+    """
+    interrupts = Interrupts()
+    try:
+        interrupts.install()
+        code = main(interrupts)
+    except Interrupted as stop:
+        print(f"interrupted by {stop}", file=sys.stderr, flush=True)
+        code = stop.exit_code
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+    return code

@@ -7,7 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from pagedlab.core.errors import PagedlabError
-from pagedlab.interrupts import Interrupted, Interrupts
+from pagedlab.interrupts import Interrupted
 
 EXIT_FAULT = 1
 EXIT_USAGE = 2
@@ -44,7 +44,7 @@ class Launch:
     exit_code: int = 0
 
 
-def launch(task: Callable[[Job], None], interrupts: Interrupts, config_name: str = "config") -> Launch:
+def launch(task: Callable[[Job], None], config_name: str = "config") -> Launch:
     """Compose sys.argv, run the task for it, or for each job of a sweep.
 
     exit_code: 0 done; 1 a fault of pagedlab (its traceback on stderr); 2 an error of the user, one line on stderr;
@@ -57,6 +57,9 @@ def launch(task: Callable[[Job], None], interrupts: Interrupts, config_name: str
         done.jobs.append(job)
         try:
             task(job)
+        except Interrupted:
+            _remove_if_empty(job.folder)
+            raise
         except PagedlabError as error:
             job.error = str(error)
             done.exit_code = max(done.exit_code, EXIT_USAGE)
@@ -70,7 +73,6 @@ def launch(task: Callable[[Job], None], interrupts: Interrupts, config_name: str
     # Hydra prints what it catches in several lines; with this it lets us catch it and say it in one.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        interrupts.install()
         hydra.main(version_base="1.3", config_path="pkg://pagedlab.conf", config_name=config_name)(run_job)()
     except Interrupted as stop:
         say(f"interrupted by {stop}")
@@ -107,27 +109,23 @@ def _one_line(error: BaseException) -> str:
     from pagedlab.config import suggestion
 
     text = str(error)
-    unknown = re.match(r"Could not override '([^']+)'", text)
-    if unknown and "is not in struct" in text:
-        parent, _, key = unknown[1].rpartition(".")
-        return f"{unknown[1]}: no such setting{suggestion(key, _known_keys(parent))}"
-    folded = " ".join(text.split())
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException) and str(cause) not in text:
-        folded += ": " + " ".join(str(cause).split())
-    return folded
+        text += ": " + str(cause)
+    unknown = re.search(r"is not in struct\s+full_key: (\S+)", text)
+    if unknown:
+        *parent, key = unknown[1].split(".")
+        return f"{unknown[1]}: no such setting{suggestion(key, _known_keys(parent))}"
+    # Where Hydra looked for a config says nothing that the list of options before it does not.
+    return " ".join(text.partition("Config search path:")[0].split())
 
 
-def _known_keys(parent: str) -> list[str]:
-    """The keys that a config has under `parent`, as the settings declare them."""
-    from pagedlab.settings import OPTIONS, Settings
+def _known_keys(parent: list[str]) -> list[str]:
+    """The keys that a config has under the path `parent`, as the settings declare them."""
+    from pagedlab.settings import OPTIONS, Settings, nested_settings
 
-    kinds: list[Any] = [OmegaConf.structured(Settings)]
-    for name in filter(None, parent.split(".")):
-        options = OPTIONS.get(name) if len(kinds) == 1 else None
-        nested = [OmegaConf.structured(kind) for kind in options.values()] if options else []
-        nested += [
-            child for kind in kinds if isinstance(child := OmegaConf.select(kind, name, default=None), DictConfig)
-        ]
-        kinds = nested
-    return sorted({str(key) for kind in kinds for key in kind})
+    kinds: list[Any] = [Settings]
+    for name in parent:
+        nested = [kind for parent_kind in kinds if (kind := nested_settings(parent_kind, name))]
+        kinds = nested or list(OPTIONS.get(name, {}).values())
+    return sorted({field.name for kind in kinds for field in fields(kind)})

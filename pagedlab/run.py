@@ -50,7 +50,7 @@ class Lab:
     kv_bytes_per_token: int
 
 
-def build(settings: Settings) -> Lab:
+def build(settings: Settings, interrupts: Interrupts) -> Lab:
     """Put a run together, cheapest faults first: config, workload file, then the weights."""
     folder = model_folder(settings.model, weights=settings.executor.name == "torch")
     shape = shape_of(read_config(settings.model, folder))
@@ -63,6 +63,7 @@ def build(settings: Settings) -> Lab:
     tokenizer = load_tokenizer(folder, shape.vocab_size)
     build_workload = WORKLOADS[settings.workload.name]
     requests = build_workload(settings.workload, settings.sampling, tokenizer, settings.seed)
+    interrupts.raise_if_requested()
     cache = CachePlan(
         lambda free_bytes: _num_blocks(settings, per_token, free_bytes),
         settings.block_size,
@@ -125,7 +126,9 @@ def run(
     failure: BaseException | None = None
     status = "interrupted"
     try:
-        lab = build(settings)
+        with interrupts.deferred():  # torch aborts the process when an exception strikes its import
+            lab = build(settings, interrupts)
+        interrupts.raise_if_requested()
         recorder = Recorder(show.serving(lab))
         with interrupts.deferred():
             finished = serve(
@@ -142,7 +145,8 @@ def run(
     except Interrupted:
         pass
     except Exception as error:
-        status, failure = "failed", error
+        if not interrupts.requested:  # else a library made something else of the interruption
+            status, failure = "failed", error
     finally:
         show.done()
     num_blocks = lab.scheduler.allocator.pool.num_blocks if lab else 0

@@ -5,8 +5,8 @@ Where the options of a group have different fields, each option has a dataclass 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Optional
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any, Optional, get_type_hints
 
 # OmegaConf reads these annotations at run time and knows Optional[int], not int | None.
 # ruff: noqa: UP045
@@ -178,8 +178,8 @@ class Settings:
     """Everything that decides a run.
 
     The KV budget is at most one of kv_num_blocks, kv_bytes (a number, or text like 512MiB) and kv_fraction (of
-    the memory free once the model is loaded); none is 1 GiB. max_model_len: the longest sequence served, in tokens; null is the
-    model's own limit. audit_every: check every invariant each so many steps; 0 only at the end.
+    the memory free once the model is loaded); none is 1 GiB. max_model_len: the longest sequence served, in
+    tokens; null is the model's own limit. audit_every: check every invariant each so many steps; 0 only at the end.
     """
 
     seed: int
@@ -207,3 +207,9 @@ OPTIONS: dict[str, dict[str, type]] = {
     "workload": {"sharegpt": ShareGPTSettings, "synthetic": SyntheticSettings},
     "tracker": {"none": NoTrackerSettings, "wandb": WandbSettings},
 }
+
+
+def nested_settings(kind: type, name: str) -> type | None:
+    """The dataclass of the field `name` of the settings class `kind`; None where the field is not one."""
+    hint = get_type_hints(kind).get(name)
+    return hint if isinstance(hint, type) and is_dataclass(hint) else None

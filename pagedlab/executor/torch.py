@@ -26,7 +26,10 @@ from pagedlab.settings import Settings
 _names = count()
 
 # Arguments of the attention interface that change the result and that no kernel of ours computes.
-_UNSUPPORTED = ("softcap", "s_aux", "head_mask", "position_bias")
+_UNSUPPORTED = ("softcap", "s_aux", "sinks", "head_mask", "position_bias", "indices", "block_indices")
+
+# Kinds of layer that keep keys and values and nothing else, and see all of the past or a window of it.
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 @EXECUTORS.register("torch")
@@ -52,6 +55,7 @@ class TorchExecutor(Executor):
         self.kernel = kernel
         self.device = model.device
         kernel.check(model.dtype, self.device)
+        _check_model(model, cache.max_model_len)
         self.num_blocks = cache.num_blocks(_free_bytes(self.device))
         layer = (self.num_blocks, cache.block_size, shape.num_kv_heads, shape.head_dim)
         self.k_cache = [torch.zeros(layer, dtype=model.dtype, device=self.device) for _ in range(shape.num_layers)]
@@ -59,6 +63,7 @@ class TorchExecutor(Executor):
         self.inputs = InputBuilder(cache.max_num_seqs, cache.max_model_len, cache.block_size)
         self._eos = frozenset(shape.eos_token_ids)
         self._batch: PagedBatch | None = None
+        self._attended: set[int] = set()  # layers that have called back in this step
         # One name an executor: the interface is a table of functions, and ours belongs to this cache alone.
         self._attention = f"pagedlab_{next(_names)}"
         AttentionInterface.register(self._attention, self._attend)
@@ -115,12 +120,21 @@ class TorchExecutor(Executor):
         )
         sampled = to(step.sampled, torch.int64)
         keep: dict[str, Any] = {"logits_to_keep": sampled} if self._rows_only else {}
-        logits = self.model(
-            input_ids=to(step.token_ids, torch.int64)[None],
-            position_ids=to(step.positions, torch.int64)[None],
-            use_cache=False,
-            **keep,
-        ).logits[0]
+        self._attended.clear()
+        try:
+            logits: torch.Tensor = self.model(
+                input_ids=to(step.token_ids, torch.int64)[None],
+                position_ids=to(step.positions, torch.int64)[None],
+                use_cache=False,
+                **keep,
+            ).logits[0]
+        finally:
+            self._batch = None
+        if len(self._attended) != len(self.k_cache):
+            raise ModelError(
+                f"{type(self.model).__name__} asked for attention in {len(self._attended)} of its "
+                f"{len(self.k_cache)} layers, expected all: the others would not see the KV cache"
+            )
         return logits if self._rows_only else logits[sampled]
 
     def _attend(
@@ -135,13 +149,18 @@ class TorchExecutor(Executor):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         """The attention of one layer: [1, T, H, D]."""
-        unsupported = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
-        if unsupported:
-            raise ModelError(f"{type(module).__name__} asks for {unsupported[0]}, which no kernel here computes")
         batch = self._batch
         if batch is None:
             raise ModelError("the model was called outside its executor")
+        unsupported = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
+        if attention_mask is not None:
+            unsupported.append("a mask of its own")
+        if unsupported:
+            raise ModelError(f"{type(module).__name__} asks for {unsupported[0]}, which no kernel here computes")
         layer: int = module.layer_idx  # type: ignore[assignment]
+        if layer in self._attended:
+            raise ModelError(f"{type(module).__name__} asks for attention twice in a step, the cache holds one KV a layer")
+        self._attended.add(layer)
         k_cache, v_cache = self.k_cache[layer], self.v_cache[layer]
         if key.shape[1::2] != k_cache.shape[2:] or value.shape[1::2] != v_cache.shape[2:]:
             raise ModelError(
@@ -159,6 +178,32 @@ class TorchExecutor(Executor):
             parts.append(self.kernel.prefill(q[decodes:], k_cache, v_cache, batch, scale, sliding_window))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out[None], None
+
+
+def _check_model(model: PreTrainedModel, max_model_len: int) -> None:
+    """ModelError where paged keys and values, causal or in a window, are not all that the model's attention needs.
+
+    Such a model would run and generate nonsense: its other state, or its own attention, knows one sequence only.
+    """
+    name = type(model).__name__
+    if not model._can_set_attn_implementation():
+        raise ModelError(f"{name} computes attention by itself, expected a model with transformers' attention interface")
+    config = model.config.get_text_config()
+    others = [kind for kind in getattr(config, "layer_types", None) or () if kind not in _LAYER_TYPES]
+    if others:
+        raise ModelError(f"{name} has layers of the kind {others[0]}, expected {' and '.join(_LAYER_TYPES)} alone")
+    if model._is_stateful:
+        raise ModelError(f"{name} keeps a recurrent state, expected a model that keeps keys and values alone")
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in (ropes, *ropes.values()):
+        # Its frequencies are those of the longest sequence in the batch: a request would depend on its neighbours.
+        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+            short = rope.get("original_max_position_embeddings", 0)
+            if max_model_len > short:
+                raise ModelError(
+                    f"{name} rotates by longrope beyond {short} tokens, max_model_len={max_model_len}: expected at most "
+                    f"{short}"
+                )
 
 
 def _free_bytes(device: torch.device) -> int:

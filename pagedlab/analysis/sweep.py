@@ -1,0 +1,117 @@
+"""The end of a sweep: one table over its jobs, and the same rows as files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pagedlab.launch import Job
+from pagedlab.recorder.folder import write_atomic, write_json
+from pagedlab.recorder.metrics import SCHEMA_VERSION
+
+# What a ratio is taken against: the job with this value where the axis is swept, else the first finished job.
+_BASELINES = {"allocator": "reserve_max"}
+
+_COLUMNS = {
+    "kv_waste_fraction": "waste",
+    "kv_waste_fraction_when_full": "waste, pool full",
+    "mean_batch_size": "mean batch",
+    "output_tokens_per_s": "output tokens/s",
+    "ratio": "ratio",
+    "preemptions": "preemptions",
+    "refused": "refused",
+}
+
+
+def finish_sweep(jobs: Seq[Job]) -> Path:
+    """Print the table of a sweep and write summary.json and summary.csv into its folder, which is returned."""
+    folder = jobs[0].sweep_folder
+    if folder is None:
+        raise ValueError("the jobs are not of a sweep")
+    axes = _axes(jobs)
+    rows = [_row(job, axes) for job in jobs]
+    baseline = _baseline(rows, axes)
+    for row in rows:
+        row["ratio"] = None
+        if baseline and row["output_tokens_per_s"] is not None and baseline["output_tokens_per_s"]:
+            row["ratio"] = row["output_tokens_per_s"] / baseline["output_tokens_per_s"]
+    failed = sum(row["status"] != "completed" for row in rows)
+    write_json(
+        folder / "summary.json",
+        {
+            "schema_version": SCHEMA_VERSION,
+            "status": "completed" if not failed else "partial",
+            "jobs": len(rows),
+            "completed": len(rows) - failed,
+            "baseline": {axis: baseline[axis] for axis in axes} if baseline else None,
+            "rows": rows,
+        },
+    )
+    write_atomic(folder / "summary.csv", lambda path: path.write_text(_csv(rows), encoding="utf-8"))
+    Console(width=None if sys.stdout.isatty() else 140).print(_table(rows, axes, baseline))
+    return folder
+
+
+def _axes(jobs: Seq[Job]) -> list[str]:
+    """The overrides that differ between the jobs; all of them when none does."""
+    keys = list(dict.fromkeys(key for job in jobs for key in job.swept))
+    return [key for key in keys if len({job.swept.get(key) for job in jobs}) > 1] or keys
+
+
+def _row(job: Job, axes: list[str]) -> dict[str, Any]:
+    summary: dict[str, Any] = {}
+    if (job.folder / "summary.json").is_file():
+        summary = json.loads((job.folder / "summary.json").read_text(encoding="utf-8"))
+    status = "failed" if job.error else summary.get("status", "lost")
+    scalars = {key: value for key, value in summary.items() if not isinstance(value, dict)}
+    spreads = {f"{key}_{name}": value[name] for key, value in summary.items() if isinstance(value, dict) for name in value}
+    row = {axis: job.swept.get(axis) for axis in axes}
+    row |= {"folder": job.folder.name, "error": job.error}
+    row |= {column: None for column in _COLUMNS if column != "ratio"}
+    return row | {key: value for key, value in (scalars | spreads).items() if key not in axes} | {"status": status}
+
+
+def _baseline(rows: list[dict[str, Any]], axes: list[str]) -> dict[str, Any] | None:
+    done = [row for row in rows if row["status"] == "completed"]
+    named = [row for row in done for axis in axes if row[axis] == _BASELINES.get(axis)]
+    return next(iter(named or done), None)
+
+
+def _table(rows: list[dict[str, Any]], axes: list[str], baseline: dict[str, Any] | None) -> Table:
+    against = ", ".join(f"{axis}={baseline[axis]}" for axis in axes) if baseline else "nothing: no job finished"
+    table = Table(title="sweep", caption=f"ratio: output tokens/s against {against}", title_justify="left")
+    for axis in axes:
+        table.add_column(axis)
+    for label in _COLUMNS.values():
+        table.add_column(label, justify="right")
+    table.add_column("status")
+    for row in rows:
+        cells = [str(row[axis]) for axis in axes]
+        cells += [_cell(key, row[key]) for key in _COLUMNS]
+        table.add_row(*cells, row["status"])
+    return table
+
+
+def _cell(key: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if key.endswith(("fraction", "when_full")):
+        return f"{100 * value:.1f} %"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, keys)
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
