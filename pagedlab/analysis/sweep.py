@@ -41,7 +41,7 @@ def finish_sweep(jobs: Seq[Job]) -> Path:
     baseline = _baseline(rows, axes)
     for row in rows:
         row["ratio"] = None
-        if baseline and row["output_tokens_per_s"] is not None and baseline["output_tokens_per_s"]:
+        if baseline and row["output_tokens_per_s"] is not None:
             row["ratio"] = row["output_tokens_per_s"] / baseline["output_tokens_per_s"]
     failed = sum(row["status"] != "completed" for row in rows)
     write_json(
@@ -73,14 +73,14 @@ def _row(job: Job, axes: list[str]) -> dict[str, Any]:
     status = "failed" if job.error else summary.get("status", "lost")
     scalars = {key: value for key, value in summary.items() if not isinstance(value, dict)}
     spreads = {f"{key}_{name}": value[name] for key, value in summary.items() if isinstance(value, dict) for name in value}
-    row = {axis: job.swept.get(axis) for axis in axes}
+    row = {axis: summary.get(axis, job.swept.get(axis)) for axis in axes}  # the summary's has its type
     row |= {"folder": job.folder.name, "error": job.error}
     row |= {column: None for column in _COLUMNS if column != "ratio"}
     return row | {key: value for key, value in (scalars | spreads).items() if key not in axes} | {"status": status}
 
 
 def _baseline(rows: list[dict[str, Any]], axes: list[str]) -> dict[str, Any] | None:
-    done = [row for row in rows if row["status"] == "completed"]
+    done = [row for row in rows if row["status"] == "completed" and row["output_tokens_per_s"]]
     named = [row for row in done for axis in axes if row[axis] == _BASELINES.get(axis)]
     return next(iter(named or done), None)
 
