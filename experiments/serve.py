@@ -1,4 +1,4 @@
-"""Serve a workload once, or once for each job of a sweep: `python -m experiments.serve`, the same as `pagedlab serve`."""
+"""Serve a workload, or each job of a sweep: `python -m experiments.serve` is the same as `pagedlab serve`."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -98,10 +99,8 @@ def _job(config: DictConfig) -> Job:
 
 def _remove_if_empty(folder: Path) -> None:
     """Hydra makes a job's folder before the job can refuse its config."""
-    try:
+    with contextlib.suppress(OSError):
         folder.rmdir()
-    except OSError:
-        pass
 
 
 def _one_line(error: BaseException) -> str:

@@ -10,12 +10,12 @@ import yaml
 
 from pagedlab.allocator.base import ALLOCATORS
 from pagedlab.allocator.pool import BlockPool
+from pagedlab.analysis.display import Display
 from pagedlab.config import parse_bytes
 from pagedlab.core.errors import ConfigError, PagedlabError
 from pagedlab.core.request import Request
 from pagedlab.engine import serve
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor
-from pagedlab.analysis.display import Display
 from pagedlab.interrupts import Interrupted, Interrupts
 from pagedlab.model.config import read_config
 from pagedlab.model.dtype import dtype_bytes

@@ -80,9 +80,9 @@ class Allocator(ABC):
 
     @abstractmethod
     def _blocks_for_growth(self, holding: Holding, num_tokens: int) -> list[int] | None:
-        """Take blocks so that a sequence that outgrew its promise has room for `num_tokens`; None when there are none."""
+        """Take blocks until a sequence that outgrew its promise has room for `num_tokens`; None: there are too few."""
 
-    def _returned(self, table: list[int]) -> None:
+    def _returned(self, table: list[int]) -> None:  # noqa: B027 - a hook for those that keep books of their own
         """A table went back to the pool."""
 
     # ---- shared ----------------------------------------------------------------------------------------------

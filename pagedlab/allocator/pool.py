@@ -34,7 +34,7 @@ class BlockPool:
         return list(self._free)
 
     def allocate(self, n: int) -> list[int]:
-        """Hand out the n blocks that have been free longest. OutOfBlocks, and nothing changed, where there are fewer."""
+        """Hand out the n blocks that were free longest. OutOfBlocks, and nothing changed, where there are fewer."""
         if n > len(self._free):
             raise OutOfBlocks(f"{n} blocks asked, {len(self._free)} free")
         ids = [self._free.popitem(last=False)[0] for _ in range(n)]

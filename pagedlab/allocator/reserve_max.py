@@ -1,4 +1,4 @@
-"""Orca (Max): every request is given the longest sequence that the model serves (Kwon et al., SOSP 2023, section 6.1)."""
+"""Orca (Max): every request gets the longest sequence the model serves (Kwon et al., SOSP 2023, section 6.1)."""
 
 from __future__ import annotations
 

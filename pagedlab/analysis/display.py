@@ -37,9 +37,10 @@ class Display:
     def serving(self, lab: Lab) -> Callable[[Recorder], None]:
         """Open the progress bar; returns what the recorder calls after each step."""
         pool = lab.scheduler.allocator.pool
+        slots = pool.num_blocks * pool.block_size
         self._out.print(
-            f"KV cache: {pool.num_blocks} blocks x {pool.block_size} slots = {pool.num_blocks * pool.block_size} tokens, "
-            f"{pool.num_blocks * pool.block_size * lab.kv_bytes_per_token / 2**20:.1f} MiB; "
+            f"KV cache: {pool.num_blocks} blocks x {pool.block_size} slots = {slots} tokens, "
+            f"{slots * lab.kv_bytes_per_token / 2**20:.1f} MiB; "
             f"{len(lab.requests)} requests, max_model_len {lab.max_model_len}",
             highlight=False,
             soft_wrap=True,

@@ -72,7 +72,12 @@ def _row(job: Job, axes: list[str]) -> dict[str, Any]:
         summary = json.loads((job.folder / "summary.json").read_text(encoding="utf-8"))
     status = "failed" if job.error else summary.get("status", "lost")
     scalars = {key: value for key, value in summary.items() if not isinstance(value, dict)}
-    spreads = {f"{key}_{name}": value[name] for key, value in summary.items() if isinstance(value, dict) for name in value}
+    spreads = {
+        f"{key}_{name}": number
+        for key, value in summary.items()
+        if isinstance(value, dict)
+        for name, number in value.items()
+    }
     row = {axis: summary.get(axis, job.swept.get(axis)) for axis in axes}  # the summary's has its type
     row |= {"folder": job.folder.name, "error": job.error}
     row |= {column: None for column in _COLUMNS if column != "ratio"}

@@ -68,7 +68,7 @@ class FingerprintExecutor(Executor):
                 sampling = seq.request.sampling
                 tokens[i] = next_token(self.kv[slots], sampling, len(seq.output), self.settings.vocab_size)
                 finish[i] = finish_reason(seq, tokens[i], self._eos)
-        self.inputs.append(plan, step.sampled_seqs, np.array([tokens[i] for i in step.sampled_seqs], dtype=np.int32))
+        self.inputs.append(step.sampled_seqs, np.array([tokens[i] for i in step.sampled_seqs], dtype=np.int32))
         return Outcome(tokens, finish, self.settings.step_s + self.settings.token_s * plan.total_tokens)
 
     def _slots(self, table: np.ndarray, context: int) -> np.ndarray:

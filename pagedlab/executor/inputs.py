@@ -42,6 +42,7 @@ class InputBuilder:
         self.tokens = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         self.known = np.zeros(max_num_seqs, dtype=np.int64)  # tokens of each row so far
         self.computed = np.zeros(max_num_seqs, dtype=np.int64)  # of these, tokens already fed
+        self._rows = np.zeros(0, dtype=np.int64)  # of the plan built last
 
     def apply(self, plan: Plan) -> None:
         """Take in the plan's deltas. A released row needs no wiping: its next owner overwrites what it will read."""
@@ -63,7 +64,7 @@ class InputBuilder:
     def build(self, plan: Plan) -> StepInputs:
         """The step's arrays, and the rows moved on by what they feed. No Python loop over tokens."""
         counts = np.array(plan.num_tokens, dtype=np.int64)
-        rows = np.array([seq.row for seq in plan.batch], dtype=np.int64)
+        rows = self._rows = np.array([seq.row for seq in plan.batch], dtype=np.int64)
         num_decodes = int((counts == 1).sum())
         order = np.arange(len(rows))
         if num_decodes < len(rows):
@@ -94,8 +95,8 @@ class InputBuilder:
             sampled_seqs=order[samples],
         )
 
-    def append(self, plan: Plan, sampled_seqs: np.ndarray, tokens: np.ndarray) -> None:
-        """Remember the tokens just sampled for plan.batch[sampled_seqs]: they are fed next."""
-        rows = np.array([plan.batch[i].row for i in sampled_seqs], dtype=np.int64)
+    def append(self, sampled_seqs: np.ndarray, tokens: np.ndarray) -> None:
+        """Remember the tokens just sampled for batch[sampled_seqs] of the plan built last: they are fed next."""
+        rows = self._rows[sampled_seqs]
         self.tokens[rows, self.known[rows]] = tokens
         self.known[rows] += 1

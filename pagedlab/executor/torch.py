@@ -98,7 +98,7 @@ class TorchExecutor(Executor):
         if len(step.sampled):
             chosen = [plan.batch[i] for i in step.sampled_seqs]
             drawn = sample(logits, [s.request.sampling for s in chosen], [len(s.output) for s in chosen]).tolist()
-            self.inputs.append(plan, step.sampled_seqs, np.array(drawn, dtype=np.int32))
+            self.inputs.append(step.sampled_seqs, np.array(drawn, dtype=np.int32))
             for i, seq, token in zip(step.sampled_seqs, chosen, drawn, strict=True):
                 tokens[i], finish[i] = token, finish_reason(seq, token, self._eos)
         return Outcome(tokens, finish, self.clock.now() - start)
@@ -159,7 +159,9 @@ class TorchExecutor(Executor):
             raise ModelError(f"{type(module).__name__} asks for {unsupported[0]}, which no kernel here computes")
         layer: int = module.layer_idx  # type: ignore[assignment]
         if layer in self._attended:
-            raise ModelError(f"{type(module).__name__} asks for attention twice in a step, the cache holds one KV a layer")
+            raise ModelError(
+                f"{type(module).__name__} asks for attention twice in a step, the cache holds one KV a layer"
+            )
         self._attended.add(layer)
         k_cache, v_cache = self.k_cache[layer], self.v_cache[layer]
         if key.shape[1::2] != k_cache.shape[2:] or value.shape[1::2] != v_cache.shape[2:]:
@@ -187,7 +189,9 @@ def _check_model(model: PreTrainedModel, max_model_len: int) -> None:
     """
     name = type(model).__name__
     if not model._can_set_attn_implementation():
-        raise ModelError(f"{name} computes attention by itself, expected a model with transformers' attention interface")
+        raise ModelError(
+            f"{name} computes attention by itself, expected a model with transformers' attention interface"
+        )
     config = model.config.get_text_config()
     others = [kind for kind in getattr(config, "layer_types", None) or () if kind not in _LAYER_TYPES]
     if others:

@@ -81,6 +81,7 @@ class Scheduler:
         """Drop a request in whatever state it is, between steps. Aborting an ended request does nothing."""
         if seq.status in (Status.WAITING, Status.PREEMPTED):
             self.order.remove(seq)
+            self._high_water.pop(seq.id, None)
         elif seq.status is Status.RUNNING:
             self._leave(seq)
         else:

@@ -20,7 +20,7 @@ def allocator(name, num_blocks, block_size=4, max_model_len=32):
 
 
 # A prompt of 5 that may generate 20 and will generate 9, in blocks of 4, max_model_len 32.
-# Slots needed: 5 + 9 - 1 = 13. Slots declared: 5 + 20 - 1 = 24. Output rounded to a power of two: 16, so 5 + 16 - 1 = 20.
+# Slots needed: 5 + 9 - 1 = 13. Slots declared: 5 + 20 - 1 = 24. With the output rounded to 16: 5 + 16 - 1 = 20.
 @pytest.mark.parametrize(
     ("name", "table", "reserved", "tail"),
     [

@@ -158,8 +158,8 @@ def test_a_real_tiny_model_is_served_through_the_command(tmp_path):
 
 
 def test_online_arrivals_are_kept_on_the_virtual_clock(tmp_path):
-    words = [*QUICK, "workload.arrival.process=constant", "workload.arrival.rate=2", f"hydra.run.dir={tmp_path / 'run'}"]
-    assert call(*words).returncode == 0
+    words = [*QUICK, "workload.arrival.process=constant", "workload.arrival.rate=2"]
+    assert call(*words, f"hydra.run.dir={tmp_path / 'run'}").returncode == 0
     rows = pq.read_table(tmp_path / "run" / "requests.parquet").to_pylist()
     assert [row["arrival_s"] for row in rows] == pytest.approx([0.5 * (i + 1) for i in range(8)])
     assert all(row["first_token_s"] > row["arrival_s"] for row in rows)
@@ -202,3 +202,13 @@ def test_an_interrupted_sweep_stops_and_shows_what_it_has(tmp_path):
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert [row["status"] for row in summary(tmp_path / "sweep")["rows"]] == ["interrupted"]
+
+
+def test_the_input_bench_prints_ratios_and_writes_them(tmp_path):
+    module = [sys.executable, "-m", "experiments.bench_inputs"]
+    words = ["batch=8", "contexts=[64]", "repeats=3", f"hydra.run.dir={tmp_path / 'bench'}"]
+    done = subprocess.run([*module, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (row,) = summary(tmp_path / "bench")["rows"]
+    assert row["ratio"] == pytest.approx(row["rebuilt_ms"] / row["deltas_ms"])
+    assert done.stdout.splitlines()[-1] == f"run folder: {tmp_path / 'bench'}"

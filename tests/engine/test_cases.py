@@ -116,7 +116,7 @@ def test_e43_two_requests_that_outgrow_the_pool_cost_one_preemption_of_the_young
     requests = [request(14, 18, id=0), request(14, 18, id=1)]
     recorder, _ = run(requests, 8, batching=batching)
     (record,) = recorder.preemptions
-    time, number, preemption = record
+    _, number, preemption = record
     assert number == 3  # its 4th step
     assert (preemption.victim, preemption.beneficiary) == (1, 0)
     assert (preemption.blocks_freed, preemption.tokens_lost) == (4, 16)

@@ -92,7 +92,7 @@ def test_a_request_preempted_at_any_step_generates_the_same(preempt_after, tempe
     younger = request(6, 18, id=1, temperature=temperature, seed=6)
     recorder, _ = run([elder, younger], 12)
     assert [seq.output for seq in recorder.sequences] == [naive_output(elder), naive_output(younger)]
-    time, number, record = recorder.preemptions[0]
+    _, number, record = recorder.preemptions[0]
     assert record.victim == 1
     assert record.tokens_lost == 6 + number - 1
     assert recorder.sequences[0].preemptions == 0

@@ -21,6 +21,8 @@ class PrefillFirst(Batching):
     def fill(self, plan: Plan, scheduler: Scheduler) -> None:
         budget = self.max_tokens
         for seq in scheduler.prefilling():
+            if budget == 0:
+                break
             budget -= scheduler.prefill(plan, seq, min(seq.to_compute, budget))
         while (new := scheduler.admit_next(plan, partial(self._fits, budget))) is not None:
             budget -= scheduler.prefill(plan, new, min(new.to_compute, budget))

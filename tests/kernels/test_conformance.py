@@ -1,0 +1,520 @@
+"""Every variant against attention written out in float64 over plain contiguous tensors: no blocks, no tables, no batch.
+
+The cache is poisoned: NaN in every slot that no token of the batch owns (the tails of last blocks included), garbage in
+every block-table entry beyond a sequence's own blocks. One value read from there and the output is NaN, or an index
+error is raised. The last section bends the truth, and breaks the variants, to see that the comparison would notice.
+"""
+
+from __future__ import annotations
+
+import math
+
+import psutil
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+
+import pagedlab.kernels.torch as torch_kernel
+from pagedlab.core.errors import ConfigError
+from pagedlab.kernels.base import KERNELS, PagedBatch
+
+VARIANTS = list(KERNELS)
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+NAN = float("nan")
+
+# Both atol and rtol. The inputs are rounded before either side sees them, so what is left is the variant's own
+# arithmetic: sums of up to a thousand products in the full types (and in fp32 matrix products of the hardware's choice),
+# and in the half types the rounding of the probabilities and of the result, 2^-11 and 2^-8 of numbers below 4.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+
+# What a row of a block table may hold beyond its own blocks: nothing, leavings, and numbers that are no blocks at all.
+GARBAGE = (2**31 - 1, -1, 0, -(2**31), 10**6)
+
+
+def attention(query, keys, values, scale, window=None, causal=True, kv_head=None):
+    """The truth. query [n, H, D] are the last n of the L tokens of keys and values [L, KVH, D]; all float64."""
+    n, heads, _ = query.shape
+    length, kv_heads, _ = keys.shape
+    kv_head = kv_head or (lambda h: h // (heads // kv_heads))
+    out = torch.empty_like(query)
+    for i in range(n):
+        position = length - n + i
+        last = position if causal else length - 1
+        first = 0 if window is None else max(0, position - window + 1)
+        for h in range(heads):
+            k, v = keys[first : last + 1, kv_head(h)], values[first : last + 1, kv_head(h)]
+            scores = k @ query[i, h] * scale
+            weights = torch.exp(scores - scores.max())
+            out[i, h] = weights @ v / weights.sum()
+    return out
+
+
+class Problem:
+    """A batch twice: as plain tensors a sequence (the truth), and paged into shuffled blocks of a poisoned cache.
+
+    decodes: their context lengths. prefills: (context, queries); context - queries tokens are in the cache already.
+    """
+
+    def __init__(
+        self,
+        decodes=(),
+        prefills=(),
+        block_size=8,
+        kv_heads=2,
+        group=2,
+        head_dim=64,
+        dtype=torch.float32,
+        device="cpu",
+        window=None,
+        seed=0,
+        poison=NAN,
+        more_columns=2,
+    ):
+        self.window, self.device, self.dtype = window, device, dtype
+        self.scale = 3 * head_dim**-0.5  # scores of deviation 3: some tokens count a lot, so losing one shows
+        self.random = torch.Generator().manual_seed(seed)
+        lengths = [(context, 1) for context in decodes] + list(prefills)
+        self.num_decodes = len(decodes)
+        self.queries = [self._draw(n, kv_heads * group, head_dim) for _, n in lengths]
+        self.keys = [self._draw(context, kv_heads, head_dim) for context, _ in lengths]
+        self.values = [self._draw(context, kv_heads, head_dim) for context, _ in lengths]
+
+        held = [-(-context // block_size) for context, _ in lengths]
+        num_blocks = sum(held) + 3
+        ids = torch.randperm(num_blocks, generator=self.random).tolist()
+        columns = max(held) + more_columns
+        tables = [[ids.pop() for _ in range(n)] for n in held]
+        garbage = [[GARBAGE[(s + c) % len(GARBAGE)] for c in range(columns)] for s in range(len(held))]
+        slots = [
+            [table[p // block_size] * block_size + p % block_size for p in range(context)]
+            for table, (context, _) in zip(tables, lengths, strict=True)
+        ]
+        shape = (num_blocks, block_size, kv_heads, head_dim)
+        self.k_cache = torch.full(shape, poison, dtype=dtype, device=device)
+        self.v_cache = torch.full(shape, poison, dtype=dtype, device=device)
+        self.written_k, self.written_v = self.k_cache.clone(), self.v_cache.clone()
+        for s, (context, n) in enumerate(lengths):
+            for p in range(context):
+                place = slots[s][p] // block_size, slots[s][p] % block_size
+                self.written_k[place], self.written_v[place] = self.keys[s][p], self.values[s][p]
+                if p < context - n:
+                    self.k_cache[place], self.v_cache[place] = self.keys[s][p], self.values[s][p]
+
+        starts = [0]
+        for _, n in lengths:
+            starts.append(starts[-1] + n)
+        tensor = lambda data, dtype=torch.int64: torch.tensor(data, dtype=dtype, device=device)  # noqa: E731
+        self.batch = PagedBatch(
+            slot_mapping=tensor([slot for s, (_, n) in enumerate(lengths) for slot in slots[s][-n:]]),
+            block_tables=tensor([t + g[len(t) :] for t, g in zip(tables, garbage, strict=True)], torch.int32),
+            context_lens=tensor([context for context, _ in lengths]),
+            query_start=tensor(starts),
+            num_decodes=self.num_decodes,
+            starts=starts,
+            contexts=[context for context, _ in lengths],
+        )
+
+    def _draw(self, *shape):
+        return torch.randn(shape, generator=self.random, dtype=torch.float64).to(self.device, self.dtype)
+
+    def write(self, kernel):
+        new = [slice(len(k) - len(q), None) for q, k in zip(self.queries, self.keys, strict=True)]
+        keys = torch.cat([k[s] for k, s in zip(self.keys, new, strict=True)])
+        values = torch.cat([v[s] for v, s in zip(self.values, new, strict=True)])
+        kernel.write_kv(keys, values, self.k_cache, self.v_cache, self.batch.slot_mapping)
+
+    def attend(self, kernel):
+        query, d = torch.cat(self.queries), self.num_decodes
+        arguments = self.k_cache, self.v_cache, self.batch, self.scale, self.window
+        parts = []
+        if d:
+            parts.append(kernel.decode(query[:d], *arguments))
+        if d < len(self.queries):
+            parts.append(kernel.prefill(query[d:], *arguments))
+        return torch.cat(parts)
+
+    def truth(self, **bent):
+        exact = [[x.double().cpu() for x in xs] for xs in (self.queries, self.keys, self.values)]
+        options = {"scale": self.scale, "window": self.window} | bent
+        return torch.cat([attention(q, k, v, **options) for q, k, v in zip(*exact, strict=True)])
+
+    def compare(self, out, truth):
+        assert out.dtype == self.dtype
+        tolerance = TOLERANCE[self.dtype]
+        torch.testing.assert_close(out.double().cpu(), truth, atol=tolerance, rtol=tolerance)
+
+    def check(self, kernel):
+        """The whole step, and that it changed nothing but the slots it was told to."""
+        self.write(kernel)
+        same(self.k_cache, self.written_k)
+        same(self.v_cache, self.written_v)
+        self.compare(self.attend(kernel), self.truth())
+        same(self.k_cache, self.written_k)
+        same(self.v_cache, self.written_v)
+
+
+def same(left, right):
+    torch.testing.assert_close(left, right, atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request):
+    return KERNELS[request.param]()
+
+
+@pytest.fixture(params=DEVICES)
+def device(request, variant):
+    if request.param not in variant.devices:
+        pytest.skip(f"kernel={variant.name} does not run on {request.param}")
+    return request.param
+
+
+def serves(kernel, dtype, device):
+    """Whether this variant takes such a cache; when not, it must say so itself."""
+    if dtype in kernel.dtypes:
+        kernel.check(dtype, torch.device(device))
+        return True
+    with pytest.raises(ConfigError, match=f"kernel={kernel.name}.*unsupported"):
+        kernel.check(dtype, torch.device(device))
+    return False
+
+
+def edges(block_size):
+    """Context lengths around the ends of blocks."""
+    return sorted({1, max(1, block_size - 1), block_size, block_size + 1, 3 * block_size + 2})
+
+
+# ---- shapes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_size", [1, 8, 16, 128])
+def test_contexts_that_end_around_a_block_edge(variant, device, dtype, block_size):
+    """Decodes, whole prompts, and chunks that begin before, at and after an edge: all in one batch."""
+    if not serves(variant, dtype, device):
+        return
+    long = 3 * block_size + 2
+    whole = [(length, length) for length in edges(block_size)]
+    chunks = [(long, 2), (long, block_size + 2), (long, long - 1), (2 * block_size + 1, block_size), (2, 1)]
+    Problem(edges(block_size), whole + chunks, block_size, 2, 2, dtype=dtype, device=device).check(variant)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("group", [1, 3, 4, 8])
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_query_heads_read_the_key_value_head_of_their_group(variant, device, dtype, group, head_dim):
+    if not serves(variant, dtype, device):
+        return
+    Problem((1, 9, 21), ((7, 7), (20, 6)), 8, 2, group, head_dim, dtype, device).check(variant)
+
+
+@pytest.mark.parametrize(("kv_heads", "group"), [(1, 1), (1, 8), (3, 1), (3, 3), (5, 4)])
+def test_any_number_of_key_value_heads(variant, device, kv_heads, group):
+    Problem((3, 12), ((9, 9), (11, 4)), 4, kv_heads, group, device=device).check(variant)
+
+
+@pytest.mark.parametrize("block_size", [1, 8])
+@pytest.mark.parametrize("window", [1, 2, 7, 8, 9, 30, 1000])
+def test_a_window_shows_a_token_itself_and_those_just_before_it(variant, device, window, block_size):
+    contexts, prefills = (1, 7, 8, 9, 10, 33), ((5, 5), (33, 33), (33, 2), (12, 8), (26, 25))
+    Problem(contexts, prefills, block_size, device=device, window=window).check(variant)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_window_in_half_precision(variant, device, dtype):
+    if serves(variant, dtype, device):
+        Problem((40, 3), ((40, 40), (33, 9)), 16, dtype=dtype, device=device, window=17).check(variant)
+
+
+@pytest.mark.parametrize(
+    ("decodes", "prefills"),
+    [((1,), ()), ((30,), ()), ((), ((1, 1),)), ((), ((30, 30),)), ((), ((30, 1),)), ((5, 6, 7), ()), ((), ((4, 4),) * 3)],
+)
+def test_a_batch_of_one_and_batches_of_one_kind(variant, device, decodes, prefills):
+    Problem(decodes, prefills, device=device).check(variant)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sequences_of_very_different_lengths(variant, device, dtype):
+    if not serves(variant, dtype, device):
+        return
+    decodes = (1, 700, 2, 3, 300, 17, 64, 1, 290, 16)
+    Problem(decodes, ((500, 3), (1, 1), (2, 2), (150, 150)), 16, dtype=dtype, device=device).check(variant)
+
+
+@pytest.mark.parametrize("more_columns", [0, 1, 40])
+def test_block_tables_as_wide_as_the_longest_sequence_or_wider(variant, device, more_columns):
+    Problem((1, 17, 16), ((33, 33), (9, 2)), device=device, more_columns=more_columns).check(variant)
+
+
+@pytest.mark.parametrize("poison", [NAN, float("inf"), -float("inf"), 3e4])
+def test_what_lies_in_slots_of_nobody_does_not_matter(variant, device, poison):
+    Problem((1, 7, 9, 30), ((3, 3), (13, 5)), device=device, poison=poison).check(variant)
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_any_batch(data):
+    contexts = st.integers(1, 40)
+    prefills = contexts.flatmap(lambda context: st.tuples(st.just(context), st.integers(1, context)))
+    decodes = data.draw(st.lists(contexts, max_size=6))
+    prefills = data.draw(st.lists(prefills, min_size=0 if decodes else 1, max_size=3))
+    shape = {
+        "block_size": data.draw(st.sampled_from([1, 2, 3, 8, 16])),
+        "kv_heads": data.draw(st.integers(1, 3)),
+        "group": data.draw(st.integers(1, 4)),
+        "head_dim": data.draw(st.sampled_from([8, 24, 64])),
+        "window": data.draw(st.none() | st.integers(1, 41)),
+        "more_columns": data.draw(st.integers(0, 3)),
+        "seed": data.draw(st.integers(0, 99)),
+    }
+    for name in VARIANTS:
+        for device in set(DEVICES) & set(KERNELS[name].devices):
+            Problem(decodes, prefills, device=device, **shape).check(KERNELS[name]())
+
+
+# ---- many layers, one batch ---------------------------------------------------------------------------------------
+
+
+def test_layers_of_one_step_share_a_batch_and_differ_in_data_and_window(variant, device):
+    """What a variant keeps in the batch's scratch must fit the layer that finds it there."""
+    sizes = (3, 11, 30), ((6, 6), (21, 4))
+    shared = Problem(*sizes, device=device).batch
+    for layer, window in enumerate((None, 4, None, 9, 4)):
+        problem = Problem(*sizes, device=device, window=window, seed=0 if layer == 0 else layer)
+        # Blocks are where the first layer has them: the data of another layer, in the same places.
+        places = Problem(*sizes, device=device)
+        fill(problem, places)
+        problem.batch = shared
+        problem.check(variant)
+
+
+def fill(problem, places):
+    """Move a problem's data into the blocks that another one of the same sizes holds."""
+    block_size = problem.k_cache.shape[1]
+    poison = torch.full_like(problem.k_cache, NAN)
+    before_k, before_v, after_k, after_v = (poison.clone() for _ in range(4))
+    for s, context in enumerate(places.batch.contexts):
+        table = places.batch.block_tables[s].tolist()
+        for p in range(context):
+            place = table[p // block_size], p % block_size
+            after_k[place], after_v[place] = problem.keys[s][p], problem.values[s][p]
+            if p < context - len(problem.queries[s]):
+                before_k[place], before_v[place] = problem.keys[s][p], problem.values[s][p]
+    problem.k_cache, problem.v_cache, problem.written_k, problem.written_v = before_k, before_v, after_k, after_v
+
+
+# ---- writing ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("nowhere", [(), (0,), (2, 3), (0, 1, 2, 3, 4)])
+def test_slot_minus_one_writes_nothing_even_from_a_row_of_nan(variant, device, dtype, nowhere):
+    if not serves(variant, dtype, device):
+        return
+    random = torch.Generator().manual_seed(1)
+    k_cache, v_cache, key, value = (
+        torch.randn(shape, generator=random).to(device, dtype) for shape in ((3, 4, 2, 8),) * 2 + ((5, 2, 8),) * 2
+    )
+    slots = [7, 0, 11, 3, 8]
+    expected_k, expected_v = k_cache.clone(), v_cache.clone()
+    for t, slot in enumerate(slots):
+        if t in nowhere:
+            key[t], value[t] = NAN, NAN
+            slots[t] = -1
+        else:
+            expected_k[slot // 4, slot % 4], expected_v[slot // 4, slot % 4] = key[t], value[t]
+    variant.write_kv(key, value, k_cache, v_cache, torch.tensor(slots, device=device))
+    same(k_cache, expected_k)
+    same(v_cache, expected_v)
+
+
+def test_a_pool_of_more_than_two_to_the_31_elements(variant, device):
+    """Offsets in 64 bits: the last block of 4 GiB. The memory is asked for and, but for a few pages, never touched."""
+    shape = (2**31 // (16 * 2 * 64) + 5, 16, 2, 64)
+    free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
+    if free < 6 * 2**30:
+        pytest.skip("needs 6 GiB of free memory")
+    if not serves(variant, torch.float16, device):
+        return
+    # One tensor is both caches: keys and values are the same numbers here.
+    cache = torch.empty(shape, dtype=torch.float16, device=device)
+    assert cache.numel() > 2**31
+    problem = Problem((21,), ((19, 19),), 16, dtype=torch.float16, device=device)
+    problem.values = problem.keys
+    last, used = shape[0] - 1, problem.batch.block_tables.clone()
+    for s, table in enumerate([[last, last - 3], [last - 1, last - 2]]):
+        used[s, :2] = torch.tensor(table)
+        for p in range(problem.batch.contexts[s]):
+            cache[table[p // 16], p % 16] = problem.keys[s][p] if p < 20 and s == 0 else NAN
+    problem.batch.block_tables = used
+    problem.batch.slot_mapping = torch.tensor(
+        [(last - 3) * 16 + 4, *((last - 1) * 16 + p for p in range(16)), *((last - 2) * 16 + p for p in range(3))],
+        device=device,
+    )
+    problem.k_cache = problem.v_cache = cache
+    problem.write(variant)
+    problem.compare(problem.attend(variant), problem.truth())
+
+
+# ---- what is not supported ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.complex64], ids=str)
+def test_a_dtype_it_cannot_serve_is_refused_with_those_it_can(variant, dtype):
+    with pytest.raises(ConfigError) as caught:
+        variant.check(dtype, torch.device(variant.devices[0]))
+    name = str(dtype).removeprefix("torch.")
+    assert f"kernel={variant.name}: model.dtype={name} unsupported, expected " in str(caught.value)
+    for supported in variant.dtypes:
+        assert str(supported).removeprefix("torch.") in str(caught.value).split("expected")[1]
+
+
+@pytest.mark.parametrize("device", ["meta", "mps", "xpu:1"])
+def test_a_device_it_cannot_serve_is_refused_with_those_it_can(variant, device):
+    with pytest.raises(ConfigError) as caught:
+        variant.check(variant.dtypes[0], torch.device(device))
+    expected = ", ".join(variant.devices)
+    assert str(caught.value) == f"kernel={variant.name}: device {device} unsupported, expected {expected}"
+
+
+def test_what_it_supports_passes_the_check(variant):
+    for dtype in variant.dtypes:
+        for device in variant.devices:
+            variant.check(dtype, torch.device(device))
+
+
+# ---- the comparison can fail --------------------------------------------------------------------------------------
+
+
+BENT = {
+    "prefills see the future": {"causal": False},
+    "a window one too wide": {"window": 7},
+    "a window one too narrow": {"window": 5},
+    "no window": {"window": None},
+    "another scale": {"scale": 0.3},
+    "heads in turn instead of in groups": {"kv_head": lambda h: h % 2},
+}
+
+
+@pytest.mark.parametrize("bend", BENT)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_bent_truth_is_not_met(variant, device, bend, dtype):
+    if not serves(variant, dtype, device):
+        return
+    problem = Problem((3, 11, 30), ((6, 6), (21, 4)), group=3, dtype=dtype, device=device, window=6)
+    problem.check(variant)
+    with pytest.raises(AssertionError, match="Tensor-likes are not close"):
+        problem.compare(problem.attend(variant), problem.truth(**BENT[bend]))
+
+
+def a_token_too_many(problem):
+    problem.batch.contexts = [context + 1 for context in problem.batch.contexts]
+    problem.batch.context_lens += 1
+
+
+def a_token_too_few(problem):
+    problem.batch.contexts = [context - 1 for context in problem.batch.contexts]
+    problem.batch.context_lens -= 1
+
+
+def a_block_read_twice(problem):
+    problem.batch.block_tables[:, 1] = problem.batch.block_tables[:, 0]
+
+
+def tables_of_the_neighbour(problem):
+    problem.batch.block_tables = problem.batch.block_tables.roll(1, 0)
+
+
+def slots_in_another_order(problem):
+    problem.batch.slot_mapping = problem.batch.slot_mapping.roll(1)
+
+
+@pytest.mark.parametrize(
+    "fault", [a_token_too_many, a_token_too_few, a_block_read_twice, tables_of_the_neighbour, slots_in_another_order]
+)
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+def test_a_faulty_batch_is_noticed(variant, device, fault, kind):
+    """All contexts end inside their third block, so that every fault has something to read."""
+    decodes, prefills = ((19, 20, 21), ()) if kind == "decode" else ((), ((19, 3), (20, 20), (21, 7)))
+    problem = Problem(decodes, prefills, device=device)
+    fault(problem)
+    problem.write(variant)
+    with pytest.raises(AssertionError, match="Tensor-likes are not close"):
+        problem.compare(problem.attend(variant), problem.truth())
+
+
+def no_zeroing(monkeypatch):
+    def gather(cache, bucket):
+        return cache[bucket.tables].flatten(1, 2).transpose(1, 2)
+
+    monkeypatch.setattr(torch_kernel, "_gather", gather)
+
+
+def no_decode_mask(monkeypatch):
+    buckets = torch_kernel._buckets
+
+    def open_masks(*arguments):
+        found = buckets(*arguments)
+        for bucket in found:
+            bucket.mask = torch.ones_like(bucket.mask)
+        return found
+
+    monkeypatch.setattr(torch_kernel, "_buckets", open_masks)
+
+
+def no_chunk_mask(monkeypatch):
+    def mask(queries, context, window, device):
+        return torch.ones(queries, context, dtype=torch.bool, device=device)
+
+    monkeypatch.setattr(torch_kernel, "_causal_mask", mask)
+
+
+def a_chunk_at_the_start_of_its_context(monkeypatch):
+    def mask(queries, context, window, device):
+        return torch.ones(queries, context, dtype=torch.bool, device=device).tril()
+
+    monkeypatch.setattr(torch_kernel, "_causal_mask", mask)
+
+
+def no_causal_flag(monkeypatch):
+    def attend(*arguments, is_causal=False, **options):
+        return scaled_dot_product_attention(*arguments, **options)
+
+    monkeypatch.setattr(torch_kernel, "scaled_dot_product_attention", attend)
+
+
+def entries_beyond_a_table_are_read(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "masked_fill", lambda tensor, mask, value: tensor)
+
+
+@pytest.mark.parametrize(
+    ("breakage", "decodes", "prefills"),
+    [
+        (no_zeroing, (3, 9, 30), ()),
+        (no_decode_mask, (3, 9, 30), ()),
+        (no_chunk_mask, (), ((21, 4),)),
+        (a_chunk_at_the_start_of_its_context, (), ((21, 4),)),
+        (no_causal_flag, (), ((21, 21),)),
+        (entries_beyond_a_table_are_read, (24, 24, 25, 25, 25), ()),
+    ],
+)
+def test_the_torch_variant_fails_without_each_of_its_masks(monkeypatch, breakage, decodes, prefills):
+    kernel = KERNELS["torch"]()
+    Problem(decodes, prefills).check(kernel)
+    breakage(monkeypatch)
+    with pytest.raises((AssertionError, IndexError)):
+        Problem(decodes, prefills).check(kernel)
+
+
+def test_the_truth_is_softmax_attention():
+    """By hand: one head of size one, keys 0 and ln 3, values 1 and 5: weights 1/4 and 3/4."""
+    keys, values = torch.tensor([0.0, math.log(3)]).double(), torch.tensor([1.0, 5.0]).double()
+    query = torch.ones(2, 1, 1).double()
+    out = attention(query, keys.view(2, 1, 1), values.view(2, 1, 1), scale=1.0)
+    torch.testing.assert_close(out.flatten(), torch.tensor([1.0, 4.0]).double())
+    only = attention(query, keys.view(2, 1, 1), values.view(2, 1, 1), scale=1.0, window=1)
+    torch.testing.assert_close(only.flatten(), torch.tensor([1.0, 5.0]).double())
