@@ -90,11 +90,15 @@ def say(line: str) -> None:
 
 def _job(config: DictConfig) -> Job:
     hydra_config = HydraConfig.get()
+    folder = Path(hydra_config.runtime.output_dir)
     sweep, swept = None, {}
     if hydra_config.mode == RunMode.MULTIRUN:
         sweep = Path(hydra_config.sweep.dir).resolve()
         swept = dict(override.lstrip("+").split("=", 1) for override in hydra_config.overrides.task if "=" in override)
-    return Job(config, Path(hydra_config.runtime.output_dir), swept, sweep)
+        # Of an earlier sweep into the same folder: it must stand neither beside new jobs nor for one that fails.
+        for stale in (folder / "summary.json", sweep / "summary.json", sweep / "summary.csv"):
+            stale.unlink(missing_ok=True)
+    return Job(config, folder, swept, sweep)
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -105,8 +109,6 @@ def _remove_if_empty(folder: Path) -> None:
 
 def _one_line(error: BaseException) -> str:
     """Hydra's and OmegaConf's messages, folded into a line; an unknown key gets the nearest known one."""
-    from pagedlab.config import suggestion
-
     text = str(error)
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException) and str(cause) not in text:
@@ -114,17 +116,22 @@ def _one_line(error: BaseException) -> str:
     unknown = re.search(r"is not in struct\s+full_key: (\S+)", text)
     if unknown:
         *parent, key = unknown[1].split(".")
-        return f"{unknown[1]}: no such setting{suggestion(key, _known_keys(parent))}"
+        return f"{unknown[1]}: no such setting{_instead(parent, key)}"
     # Where Hydra looked for a config says nothing that the list of options before it does not.
     return " ".join(text.partition("Config search path:")[0].split())
 
 
-def _known_keys(parent: list[str]) -> list[str]:
-    """The keys that a config has under the path `parent`, as the settings declare them."""
+def _instead(parent: list[str], key: str) -> str:
+    """What to write instead of `key` under the path `parent`, where the composed config has no such key."""
+    from pagedlab.config import suggestion
     from pagedlab.settings import OPTIONS, Settings, nested_settings
 
-    kinds: list[Any] = [Settings]
+    kinds: list[tuple[str, Any]] = [("", Settings)]  # the option that a class of settings belongs to, the class
     for name in parent:
-        nested = [kind for parent_kind in kinds if (kind := nested_settings(parent_kind, name))]
-        kinds = nested or list(OPTIONS.get(name, {}).values())
-    return sorted({field.name for kind in kinds for field in fields(kind)})
+        nested = [(option, below) for option, kind in kinds if (below := nested_settings(kind, name))]
+        kinds = nested or [(f" with {name}={option}", kind) for option, kind in OPTIONS.get(name, {}).items()]
+    having = [option for option, kind in kinds if key in {field.name for field in fields(kind)}]
+    known = sorted({field.name for _, kind in kinds for field in fields(kind)})
+    if key in known or not known:
+        return " here" + (f", only{having[0]}" if any(having) else "")
+    return suggestion(key, known)

@@ -105,10 +105,10 @@ def _num_blocks(settings: Settings, bytes_per_token: int, free_bytes: int) -> in
         raise ConfigError(
             f"{said}: less than one block of {settings.block_size} slots, which takes {block_bytes} bytes"
         )
-    if settings.executor.name == "torch" and blocks * block_bytes > free_bytes:
-        raise ConfigError(
-            f"{said}: {blocks} blocks take {blocks * block_bytes} bytes, the device has {free_bytes} free"
-        )
+    # Without a model a block costs only its entry in the pool and a fingerprint a slot.
+    cost = blocks * (block_bytes if settings.executor.name == "torch" else 256 + 8 * settings.block_size)
+    if cost > free_bytes:
+        raise ConfigError(f"{said}: {blocks} blocks take {cost} bytes, the device has {free_bytes} free")
     return blocks
 
 
@@ -154,6 +154,7 @@ def run(
     summary |= labels(settings, lab)
     if failure is not None:
         summary["error"] = f"{type(failure).__name__}: {failure}"
+    summary = redact(summary)
     config_yaml = yaml.safe_dump(redact(config), sort_keys=False, allow_unicode=True)
     with interrupts.deferred():
         write_run_folder(run_dir, config_yaml, environment(settings.seed), recorder, summary)

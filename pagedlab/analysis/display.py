@@ -32,7 +32,7 @@ class Display:
 
     def loading(self, settings: Settings) -> None:
         if self._progress:
-            self._err.print(f"[dim]loading {settings.model.path or settings.model.name} ...[/dim]")
+            self._err.print(f"loading {settings.model.path or settings.model.name} ...", style="dim", markup=False)
 
     def serving(self, lab: Lab) -> Callable[[Recorder], None]:
         """Open the progress bar; returns what the recorder calls after each step."""
@@ -147,7 +147,8 @@ def verdict(s: dict[str, Any]) -> str:
     )
     if s["preemptions"]:
         text += (
-            f"; the pool ran out {s['preemptions']} times, which cost {s['recomputed_tokens']} tokens computed twice"
+            f"; the pool ran out {s['preemptions']} time{'' if s['preemptions'] == 1 else 's'}, "
+            f"which cost {s['recomputed_tokens']} tokens computed twice"
         )
     elif s["memory_blocked_fraction"]:
         text += f"; for {100 * s['memory_blocked_fraction']:.0f} % of the time requests waited for memory"

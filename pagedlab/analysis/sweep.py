@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pagedlab.launch import Job
 from pagedlab.recorder.folder import write_atomic, write_json
 from pagedlab.recorder.metrics import SCHEMA_VERSION
+from pagedlab.recorder.redact import redact
 
 # What a ratio is taken against: the job with this value where the axis is swept, else the first finished job.
 _BASELINES = {"allocator": "reserve_max"}
@@ -81,25 +83,26 @@ def _row(job: Job, axes: list[str]) -> dict[str, Any]:
     row = {axis: summary.get(axis, job.swept.get(axis)) for axis in axes}  # the summary's has its type
     row |= {"folder": job.folder.name, "error": job.error}
     row |= {column: None for column in _COLUMNS if column != "ratio"}
-    return row | {key: value for key, value in (scalars | spreads).items() if key not in axes} | {"status": status}
+    row |= {key: value for key, value in (scalars | spreads).items() if key not in axes}
+    return redact(row | {"status": status})
 
 
 def _baseline(rows: list[dict[str, Any]], axes: list[str]) -> dict[str, Any] | None:
     done = [row for row in rows if row["status"] == "completed" and row["output_tokens_per_s"]]
-    named = [row for row in done for axis in axes if row[axis] == _BASELINES.get(axis)]
+    named = [row for row in done for axis in axes if axis in _BASELINES and row[axis] == _BASELINES[axis]]
     return next(iter(named or done), None)
 
 
 def _table(rows: list[dict[str, Any]], axes: list[str], baseline: dict[str, Any] | None) -> Table:
     against = ", ".join(f"{axis}={baseline[axis]}" for axis in axes) if baseline else "nothing: no job finished"
-    table = Table(title="sweep", caption=f"ratio: output tokens/s against {against}", title_justify="left")
+    table = Table(title="sweep", caption=f"ratio: output tokens/s against {escape(against)}", title_justify="left")
     for axis in axes:
-        table.add_column(axis)
+        table.add_column(escape(axis))
     for label in _COLUMNS.values():
         table.add_column(label, justify="right")
     table.add_column("status")
     for row in rows:
-        cells = [str(row[axis]) for axis in axes]
+        cells = [escape(str(row[axis])) for axis in axes]
         cells += [_cell(key, row[key]) for key in _COLUMNS]
         table.add_row(*cells, row["status"])
     return table

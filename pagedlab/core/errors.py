@@ -4,6 +4,10 @@
 class PagedlabError(Exception):
     """Base of every error that is the user's to mend. The command line prints it as one line and exits with 2."""
 
+    def __init__(self, line: str):
+        """A line break, or another control character, in a value that `line` shows is escaped."""
+        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line))
+
 
 class ConfigError(PagedlabError):
     """A configuration value, or a combination of values, that cannot work."""

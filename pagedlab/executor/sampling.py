@@ -21,15 +21,17 @@ def sample(logits: torch.Tensor, params: Seq[SamplingParams], indices: Seq[int])
 
 def _draw(logits: torch.Tensor, params: SamplingParams, u: float) -> torch.Tensor:
     """Inverse transform sampling, the most likely token first. top_k, then top_p (the token that crosses p stays)."""
-    probabilities = torch.softmax(logits.double() / params.temperature, dim=-1)
+    tokens = torch.arange(len(logits), device=logits.device)
+    if 0 < params.top_k < len(logits):
+        # topk takes any of those that tie, as logits in half precision often do. The stable sort goes by index.
+        tokens = torch.nonzero(logits >= logits.topk(params.top_k).values[-1]).flatten()
+    ranked, order = logits[tokens].sort(descending=True, stable=True)
     if params.top_k > 0:
-        ranked, tokens = probabilities.topk(min(params.top_k, len(probabilities)))
-    else:
-        ranked, tokens = probabilities.sort(descending=True, stable=True)
-    cumulative = ranked.cumsum(dim=-1)
+        ranked = ranked[: params.top_k]
+    cumulative = torch.softmax(ranked.double() / params.temperature, dim=-1).cumsum(dim=-1)
     if params.top_p < 1:
         # In float arithmetic a sum may stay below p by a rounding: then every token is kept.
         kept = int(torch.searchsorted(cumulative, params.top_p * float(cumulative[-1]))) + 1
         cumulative = cumulative[:kept]
     chosen = int(torch.searchsorted(cumulative, u * float(cumulative[-1]), right=True))
-    return tokens[min(chosen, len(cumulative) - 1)]
+    return tokens[order[min(chosen, len(cumulative) - 1)]]

@@ -200,13 +200,13 @@ def _check_model(model: PreTrainedModel, max_model_len: int) -> None:
         raise ModelError(f"{name} keeps a recurrent state, expected a model that keeps keys and values alone")
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):
-        # Its frequencies are those of the longest sequence in the batch: a request would depend on its neighbours.
+        # One set of frequencies for the whole batch: a request would depend on its neighbours.
         if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
             short = rope.get("original_max_position_embeddings", 0)
             if max_model_len > short:
                 raise ModelError(
-                    f"{name} rotates by longrope beyond {short} tokens, max_model_len={max_model_len}: expected at most "
-                    f"{short}"
+                    f"{name}: max_model_len={max_model_len}, expected at most {short}, from where on its longrope "
+                    "depends on the longest sequence of a batch"
                 )
 
 

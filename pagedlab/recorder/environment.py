@@ -54,7 +54,9 @@ def _git() -> dict[str, Any]:
         diff = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return {"git_sha": None, "git_dirty": None}
-    return {"git_sha": sha.stdout.strip() or None, "git_dirty": bool(diff.stdout.strip())}
+    if sha.returncode or diff.returncode:  # a checkout of another user, say: no answer is not "clean"
+        return {"git_sha": None, "git_dirty": None}
+    return {"git_sha": sha.stdout.strip(), "git_dirty": bool(diff.stdout.strip())}
 
 
 def _cpu() -> str:

@@ -50,11 +50,16 @@ def split_over_time(recorder: Recorder) -> dict[str, np.ndarray]:
 
 
 def durations(recorder: Recorder) -> np.ndarray:
-    """Seconds that each row of the timeline holds: to the start of the next row, the last to its own end."""
-    starts = np.array([s.start_s for s in recorder.steps])
-    if not len(starts):
-        return starts
-    return np.diff(starts, append=recorder.steps[-1].end_s)
+    """Seconds that each row of the timeline holds: to the start of the next row, the last step to its own end.
+
+    A wait after the last step (for a request that was then refused, say) holds nothing: the run was over.
+    """
+    steps = recorder.steps
+    count = next((i for i in range(len(steps), 0, -1) if steps[i - 1].batch), 0)
+    seconds = np.zeros(len(steps))
+    if count:
+        seconds[:count] = np.diff([s.start_s for s in steps[:count]], append=steps[count - 1].end_s)
+    return seconds
 
 
 def latencies(seq: Sequence) -> dict[str, float | None]:
@@ -90,7 +95,6 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
     seqs = recorder.sequences
     done = [seq for seq in seqs if seq.status is Status.FINISHED]
     weights = durations(recorder)
-    # The run lasts until its last token: what follows a finished workload is nobody's time.
     duration = float(weights.sum())
     split = split_over_time(recorder)
     slot_seconds = {kind: float(slots @ weights) for kind, slots in split.items()}
@@ -104,7 +108,7 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
     computed = sum(s.tokens for s in recorder.steps)
     recomputed = sum(seq.recomputed_tokens for seq in seqs)
     per_request = [latencies(seq) for seq in done]
-    gaps = [np.diff(seq.token_s) for seq in seqs if len(seq.token_s) > 1]
+    gaps = [np.diff(seq.token_s) for seq in done if len(seq.token_s) > 1]
 
     def of(name: str) -> dict[str, float | None]:
         return spread([value for row in per_request if (value := row[name]) is not None])
