@@ -54,7 +54,7 @@ class TorchExecutor(Executor):
         self.model = model
         self.kernel = kernel
         self.device = model.device
-        kernel.check(model.dtype, self.device)
+        kernel.check(model.dtype, self.device, shape.head_dim, cache.block_size)
         _check_model(model, cache.max_model_len)
         self.num_blocks = cache.num_blocks(_free_bytes(self.device))
         layer = (self.num_blocks, cache.block_size, shape.num_kv_heads, shape.head_dim)
@@ -80,7 +80,8 @@ class TorchExecutor(Executor):
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise ConfigError(f"executor.device={device}: this torch sees no CUDA device, expected cpu or auto")
         kernel = KERNELS[settings.kernel.name]()
-        kernel.check(getattr(torch, settings.model.dtype), torch.device(device))  # before seconds of loading
+        # Before seconds of loading:
+        kernel.check(getattr(torch, settings.model.dtype), torch.device(device), shape.head_dim, cache.block_size)
         return cls(load_model(settings.model, folder, device), shape, kernel, cache)
 
     def close(self) -> None:
