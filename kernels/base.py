@@ -52,6 +52,8 @@ class Kernel(ABC):
     name: ClassVar[str]
     dtypes: ClassVar[tuple[torch.dtype, ...]]
     devices: ClassVar[tuple[str, ...]]
+    # Whether its decode launches can be recorded in a CUDA graph: no synchronisation, no choice by device values.
+    capturable: ClassVar[bool] = False
     # What is supported of these two: a set, or every size.
     head_dims: ClassVar[frozenset[int] | None] = None
     block_sizes: ClassVar[frozenset[int] | None] = None

@@ -136,11 +136,13 @@ class SyntheticSettings:
 
 @dataclass
 class TorchExecutorSettings:
-    """device: auto (cuda where there is one), cpu, cuda or cuda:N. threads: of torch; null keeps torch's choice."""
+    """device: auto (cuda where there is one), cpu, cuda or cuda:N. threads: of torch; null keeps torch's choice.
+    cuda_graphs: record decode steps and replay them, on CUDA."""
 
     name: str
     device: str
     threads: Optional[int]
+    cuda_graphs: bool
 
 
 @dataclass

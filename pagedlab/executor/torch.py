@@ -16,6 +16,7 @@ from pagedlab.core.clock import WallClock
 from pagedlab.core.errors import ConfigError, ModelError
 from pagedlab.core.plan import Outcome, Plan
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason
+from pagedlab.executor.graphs import DecodeGraphs, Fed, Record, cuda_record
 from pagedlab.executor.inputs import InputBuilder, StepInputs
 from pagedlab.executor.sampling import sample
 from pagedlab.kernels.base import KERNELS, Kernel, PagedBatch
@@ -49,6 +50,7 @@ class TorchExecutor(Executor):
         shape: ModelShape,
         kernel: Kernel,
         cache: CachePlan,
+        record: Record | None = None,
     ):
         self.clock = WallClock()
         self.model = model
@@ -69,6 +71,12 @@ class TorchExecutor(Executor):
         AttentionInterface.register(self._attention, self._attend)
         model.set_attn_implementation(self._attention)
         self._rows_only = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._graphs: DecodeGraphs | None = None
+        if record is not None:
+            if not kernel.capturable:
+                raise ConfigError(f"executor.cuda_graphs=true: kernel={kernel.name} cannot be recorded")
+            width = self.inputs.block_table.shape[1]
+            self._graphs = DecodeGraphs(self._logits, record, cache.max_num_seqs, width, cache.max_model_len)
 
     @classmethod
     def create(cls, settings: Settings, folder: Path | None, shape: ModelShape, cache: CachePlan) -> Executor:
@@ -82,7 +90,10 @@ class TorchExecutor(Executor):
         kernel = KERNELS[settings.kernel.name]()
         # Before seconds of loading:
         kernel.check(getattr(torch, settings.model.dtype), torch.device(device), shape.head_dim, cache.block_size)
-        return cls(load_model(settings.model, folder, device), shape, kernel, cache)
+        if settings.executor.cuda_graphs and not device.startswith("cuda"):
+            raise ConfigError(f"executor.cuda_graphs=true: executor.device={device}, expected a CUDA device")
+        record = cuda_record if settings.executor.cuda_graphs else None
+        return cls(load_model(settings.model, folder, device), shape, kernel, cache, record)
 
     def close(self) -> None:
         AttentionInterface._global_mapping.pop(self._attention, None)
@@ -110,7 +121,9 @@ class TorchExecutor(Executor):
         def to(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
             return torch.from_numpy(array).to(self.device, dtype)
 
-        self._batch = PagedBatch(
+        if self._graphs is not None and self._graphs.takes(step):
+            return self._graphs.run(step, self.device)
+        batch = PagedBatch(
             slot_mapping=to(step.slot_mapping, torch.int64),
             block_tables=to(step.block_tables, torch.int32),
             context_lens=to(step.context_lens, torch.int64),
@@ -119,15 +132,16 @@ class TorchExecutor(Executor):
             starts=step.query_start.tolist(),
             contexts=step.context_lens.tolist(),
         )
-        sampled = to(step.sampled, torch.int64)
-        keep: dict[str, Any] = {"logits_to_keep": sampled} if self._rows_only else {}
+        token_ids, positions = to(step.token_ids, torch.int64)[None], to(step.positions, torch.int64)[None]
+        return self._logits(Fed(token_ids, positions, to(step.sampled, torch.int64), batch))
+
+    def _logits(self, fed: Fed) -> torch.Tensor:
+        keep: dict[str, Any] = {"logits_to_keep": fed.sampled} if self._rows_only else {}
+        self._batch = fed.batch
         self._attended.clear()
         try:
             logits: torch.Tensor = self.model(
-                input_ids=to(step.token_ids, torch.int64)[None],
-                position_ids=to(step.positions, torch.int64)[None],
-                use_cache=False,
-                **keep,
+                input_ids=fed.token_ids, position_ids=fed.positions, use_cache=False, **keep
             ).logits[0]
         finally:
             self._batch = None
@@ -136,7 +150,7 @@ class TorchExecutor(Executor):
                 f"{type(self.model).__name__} asked for attention in {len(self._attended)} of its "
                 f"{len(self.k_cache)} layers, expected all: the others would not see the KV cache"
             )
-        return logits if self._rows_only else logits[sampled]
+        return logits if self._rows_only else logits[fed.sampled]
 
     def _attend(
         self,
