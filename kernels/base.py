@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pagedlab.core.errors import ConfigError
 from pagedlab.core.registry import Registry
+
+if TYPE_CHECKING:  # the registry of names must not cost an import of torch
+    import torch
 
 
 @dataclass(slots=True)

@@ -173,7 +173,7 @@ def _check_combinations(s: Settings) -> None:
 
 
 def _check_texts(settings: Any, prefix: str) -> None:
-    """No text may be empty: a shell variable that is not set makes `model.path=`, which must not mean the folder `.`."""
+    """No text may be empty: an unset shell variable makes `model.path=`, which must not mean the folder `.`."""
     for field in fields(settings):
         value, path = getattr(settings, field.name), prefix + field.name
         if is_dataclass(value):

@@ -35,6 +35,7 @@ class Job:
     swept: dict[str, str]
     sweep_folder: Path | None
     error: str | None = None
+    interrupted: bool = False
 
 
 @dataclass(slots=True)
@@ -59,6 +60,7 @@ def launch(task: Callable[[Job], None], config_name: str = "config") -> Launch:
         try:
             task(job)
         except Interrupted:
+            job.interrupted = True
             _remove_if_empty(job.folder)
             raise
         except PagedlabError as error:

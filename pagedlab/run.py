@@ -120,7 +120,7 @@ def run(
     PagedlabError before anything is written. A run that is interrupted, or that fails in the middle, writes what it
     has, marked as such, and then raises.
     """
-    show.loading(settings)
+    show.doing(f"loading {settings.model.path or settings.model.name}")
     lab = None
     recorder = Recorder()
     failure: BaseException | None = None

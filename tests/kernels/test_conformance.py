@@ -26,9 +26,9 @@ DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 NAN = float("nan")
 
 # Both atol and rtol. The inputs are rounded before either side sees them, so what is left is the variant's own
-# arithmetic: sums of up to a thousand products in the full types (and in fp32 matrix products of the hardware's choice),
-# and in the half types the rounding of the probabilities and of the result, 2^-11 and 2^-8 of numbers below 4.
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+# arithmetic: sums of up to a thousand products in the full types, and in the half types the rounding of the
+# probabilities and of the result (2^-11 and 2^-8 of themselves). Measured errors are a quarter of these, or less.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 # What a row of a block table may hold beyond its own blocks: nothing, leavings, and numbers that are no blocks at all.
 GARBAGE = (2**31 - 1, -1, 0, -(2**31), 10**6)
@@ -84,7 +84,7 @@ class Problem:
 
         held = [-(-context // block_size) for context, _ in lengths]
         num_blocks = sum(held) + 3
-        ids = torch.randperm(num_blocks, generator=self.random).tolist()
+        ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).tolist()  # whatever the seed
         columns = max(held) + more_columns
         tables = [[ids.pop() for _ in range(n)] for n in held]
         garbage = [[GARBAGE[(s + c) % len(GARBAGE)] for c in range(columns)] for s in range(len(held))]
@@ -231,7 +231,15 @@ def test_a_window_in_half_precision(variant, device, dtype):
 
 @pytest.mark.parametrize(
     ("decodes", "prefills"),
-    [((1,), ()), ((30,), ()), ((), ((1, 1),)), ((), ((30, 30),)), ((), ((30, 1),)), ((5, 6, 7), ()), ((), ((4, 4),) * 3)],
+    [
+        ((1,), ()),
+        ((30,), ()),
+        ((), ((1, 1),)),
+        ((), ((30, 30),)),
+        ((), ((30, 1),)),
+        ((5, 6, 7), ()),
+        ((), ((4, 4),) * 3),
+    ],
 )
 def test_a_batch_of_one_and_batches_of_one_kind(variant, device, decodes, prefills):
     Problem(decodes, prefills, device=device).check(variant)
@@ -284,27 +292,10 @@ def test_layers_of_one_step_share_a_batch_and_differ_in_data_and_window(variant,
     sizes = (3, 11, 30), ((6, 6), (21, 4))
     shared = Problem(*sizes, device=device).batch
     for layer, window in enumerate((None, 4, None, 9, 4)):
-        problem = Problem(*sizes, device=device, window=window, seed=0 if layer == 0 else layer)
-        # Blocks are where the first layer has them: the data of another layer, in the same places.
-        places = Problem(*sizes, device=device)
-        fill(problem, places)
+        problem = Problem(*sizes, device=device, window=window, seed=layer)
+        assert torch.equal(problem.batch.slot_mapping, shared.slot_mapping)
         problem.batch = shared
         problem.check(variant)
-
-
-def fill(problem, places):
-    """Move a problem's data into the blocks that another one of the same sizes holds."""
-    block_size = problem.k_cache.shape[1]
-    poison = torch.full_like(problem.k_cache, NAN)
-    before_k, before_v, after_k, after_v = (poison.clone() for _ in range(4))
-    for s, context in enumerate(places.batch.contexts):
-        table = places.batch.block_tables[s].tolist()
-        for p in range(context):
-            place = table[p // block_size], p % block_size
-            after_k[place], after_v[place] = problem.keys[s][p], problem.values[s][p]
-            if p < context - len(problem.queries[s]):
-                before_k[place], before_v[place] = problem.keys[s][p], problem.values[s][p]
-    problem.k_cache, problem.v_cache, problem.written_k, problem.written_v = before_k, before_v, after_k, after_v
 
 
 # ---- writing ------------------------------------------------------------------------------------------------------
