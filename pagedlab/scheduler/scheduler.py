@@ -166,13 +166,10 @@ class Scheduler:
         seq = self.order.peek()
         if seq is None:
             return None
-        if plan.preempted:
-            plan.memory_blocked = True
-            return None
-        if not self._rows or not fits(seq):
+        if plan.preempted or not self._rows or not fits(seq):
             return None
         if not self.admission.allows(seq, pool_is_empty=not self.running):
-            plan.memory_blocked = True
+            plan.memory_blocked = self.admission.refuses_for_memory
             return None
         self.order.pop()
         table = self.allocator.admit(seq)
@@ -183,9 +180,10 @@ class Scheduler:
 
     def _preempt(self, plan: Plan, victim: Sequence, beneficiary: Sequence) -> None:
         plan.drop(victim)
+        plan.memory_blocked = True  # whoever is next in line, the victim at least, now waits for blocks
         plan.released.append(victim.row)
         self._high_water[victim.id] = max(self._high_water.get(victim.id, 0), victim.computed)
-        victim.slots_unused = self.allocator.unused(victim.id)
+        victim.slots_unused = self.allocator.unused(victim.id, victim.computed)
         freed, lost = self.preemption.preempt(victim)
         self._vacate(victim)
         victim.status = Status.PREEMPTED
@@ -194,7 +192,7 @@ class Scheduler:
         plan.preempted.append(PreemptionRecord(victim.id, beneficiary.id, "pool exhausted", freed, lost))
 
     def _leave(self, seq: Sequence) -> None:
-        seq.slots_unused = self.allocator.unused(seq.id)
+        seq.slots_unused = self.allocator.unused(seq.id, seq.computed)
         self.allocator.release(seq.id)
         self._released.append(seq.row)
         self._high_water.pop(seq.id, None)

@@ -573,16 +573,15 @@ class Machine:
         self, plan: Plan, left: int, waiting: list[Account], free: set[int], running: int, preempted: bool
     ) -> None:
         """The next in line, when the step last looked at it: was it refused for memory, and rightly?"""
-        w, blocked = self.world, False
-        if waiting:
+        w, blocked = self.world, bool(plan.preempted)
+        if waiting and not preempted:
             head = min(waiting, key=lambda each: each.arrived)
             whole = w.batching == "prefill_first"
             looked = left == w.tokens or head.to_compute <= left if whole else left > 0
-            if looked and preempted:
-                blocked = True
-            elif looked and running < w.max_num_seqs:
-                blocked = not self._may_enter(head, free, running)
-                must("I32", blocked, head.seq, "fits into", free, "and was left waiting")
+            if looked and running < w.max_num_seqs:
+                refused = not self._may_enter(head, free, running)
+                must("I32", refused, head.seq, "fits into", free, "and was left waiting")
+                blocked = blocked or (refused and w.admission != "one_at_a_time")
         must("blocked", plan.memory_blocked == blocked, "memory_blocked", plan.memory_blocked, ", expected", blocked)
 
     # ---- what an outcome may do -------------------------------------------------------------------------------------
@@ -710,15 +709,14 @@ class Machine:
     def _check_left(self, leaving: Account) -> int:
         """It leaves the pool: with all of its blocks, and saying how many promised slots it never filled.
 
-        A victim that had its place in the step already may pass for having filled the slot it was about to fill.
         Returns how many blocks it gave back.
         """
         must("I01", leaving.id in self._returned, leaving.seq, "left the pool and gave nothing back")
         blocks, tokens = self._returned.pop(leaving.id)
         filling = tokens - leaving.computed
         must("I25", filling in (0, 1), leaving.seq, "held", tokens, "tokens")
-        unused = self._promised(leaving) - leaving.computed, self._promised(leaving, filling) - tokens
-        must("I25", leaving.seq.slots_unused in unused, leaving.seq, "left", unused, "promised slots unused")
+        unused = self._promised(leaving) - leaving.computed
+        must("I25", leaving.seq.slots_unused == unused, leaving.seq, "left", unused, "promised slots unused")
         return blocks
 
     def _check_rows_and_slots(self) -> None:

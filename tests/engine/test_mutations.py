@@ -234,10 +234,10 @@ MUTATIONS = {
     "memory_blocked_is_forgotten": (
         Scheduler,
         "admit_next",
-        "pool_is_empty=not self.running):\n        plan.memory_blocked = True",
+        "pool_is_empty=not self.running):\n        plan.memory_blocked = self.admission.refuses_for_memory",
         "pool_is_empty=not self.running):\n        pass",
     ),
-    "admission_in_a_step_that_preempted": (Scheduler, "admit_next", "if plan.preempted:", "if False:"),
+    "admission_in_a_step_that_preempted": (Scheduler, "admit_next", "plan.preempted or", "False or"),
     "recomputed_counts_new_tokens": (Scheduler, "commit", "min(high, seq.computed + fed) - seq.computed", "fed"),
     "recomputed_is_not_counted": (Scheduler, "commit", "seq.computed < high", "False"),
     "only_the_last_preemption_is_recomputed": (

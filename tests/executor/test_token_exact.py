@@ -107,12 +107,14 @@ def test_a_write_that_is_lost_is_noticed(tiny, monkeypatch):
 
     monkeypatch.setattr(TorchKernel, "write_kv", lossy)
     recorder = run_model(tiny.model, tiny.shape, tiny.requests, 200, tokens=64)
-    differing = sum(got != want for got, want in zip(outputs(recorder), tiny.outputs, strict=True))
-    assert differing > len(SIZES) // 2
+    assert outputs(recorder) != tiny.outputs
 
 
-@pytest.mark.parametrize("filters", [{}, {"top_k": 40}, {"top_p": 0.8}, {"top_k": 100, "top_p": 0.9}], ids=str)
-@pytest.mark.parametrize("batching", BATCHINGS)
+@pytest.mark.parametrize(
+    ("batching", "filters"),
+    [("chunked", {}), ("prefill_first", {"top_k": 40}), ("chunked", {"top_k": 100, "top_p": 0.9})],
+    ids=str,
+)
 def test_sampled_tokens_are_those_of_the_whole_text_fed_anew_for_each(tiny, batching, filters):
     """No cache at all on the other side. The i-th token is drawn by (seed, i), however often it was preempted."""
     requests = sampling(tiny.requests[:5], temperature=0.8, **filters)
@@ -158,11 +160,16 @@ OTHERS = {
         "qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1
     ),
     "windows and full layers in turn, a scale of its own": small_model(
-        "gemma2", head_dim=24, attn_logit_softcapping=None, sliding_window=8, query_pre_attn_scalar=10
+        "gemma2",
+        head_dim=24,
+        query_pre_attn_scalar=10,
+        sliding_window=8,
+        attn_logit_softcapping=None,
+        tie_word_embeddings=False,
     ),
     "one key-value head for all queries": small_model("llama", num_key_value_heads=1, head_dim=40),
     "norms of queries and keys": small_model("qwen3", head_dim=16),
-    "rotation of a part of each head": small_model("phi", partial_rotary_factor=0.5),
+    "rotation of a part of each head": small_model("phi"),
     "learned positions, keys and values in one product": small_model(
         "gpt2", without=("intermediate_size", "num_key_value_heads")
     ),
@@ -174,8 +181,8 @@ def other(request) -> Served:
     model, shape = load(OTHERS[request.param])
     random = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():  # transformers starts them at zero: no bias would be missed
-        if name.endswith("bias"):
-            parameter.data = torch.randn(parameter.shape, generator=random) * 0.3
+        if "attn" in name and name.endswith("bias"):
+            parameter.data = torch.randn(parameter.shape, generator=random) / 2
     return with_answers(model, shape, SIZES)
 
 
@@ -214,7 +221,7 @@ def smollm2() -> Served:
         num_requests=None,
         max_tokens=NEW,
         min_prompt_tokens=None,
-        max_prompt_tokens=120,
+        max_prompt_tokens=90,
         min_output_tokens=NEW,
         max_total_tokens=None,
         arrival=ArrivalSettings("at_once"),
@@ -231,11 +238,9 @@ def smollm2() -> Served:
     ("allocator", "block_size", "batching", "kernel"),
     [
         ("paged", 1, "chunked", "torch"),
-        ("paged", 1, "prefill_first", "reference"),
-        ("paged", 16, "chunked", "reference"),
         ("paged", 16, "prefill_first", "torch"),
         ("power_of_two", 1, "prefill_first", "torch"),
-        ("power_of_two", 16, "chunked", "torch"),
+        ("power_of_two", 16, "chunked", "reference"),
     ],
 )
 def test_a_real_model_answers_real_questions_as_generate_does(smollm2, allocator, block_size, batching, kernel):
