@@ -180,7 +180,7 @@ def test_what_cannot_work_is_refused_before_the_weights_are_read(tmp_path):
     with pytest.raises(ModelError):
         create(model=ModelSettings(name="x", path=str(tmp_path)), folder=tmp_path)
     if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match="executor.device=cuda: this torch sees no CUDA device"):
+        with pytest.raises(ConfigError, match=r"executor\.device=cuda: this torch sees no CUDA device"):
             create(device="cuda", folder=tmp_path)
 
 
@@ -218,7 +218,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_a_model_whose_attention_is_more_than_paged_keys_and_values_is_refused_by_name(why, llama):
-    """Each of these ran before it was refused, and generated something else than `generate`."""
+    """Served as if nothing were amiss, it would say something else than under `generate`, and nobody would notice."""
     settings, message = REFUSED[why]
     before = names()
     with pytest.raises(ModelError, match=message) as caught:

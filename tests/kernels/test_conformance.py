@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 
-import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -326,13 +325,13 @@ def test_slot_minus_one_writes_nothing_even_from_a_row_of_nan(variant, device, d
 def test_a_pool_of_more_than_two_to_the_31_elements(variant, device):
     """Offsets in 64 bits: the last block of 4 GiB. The memory is asked for and, but for a few pages, never touched."""
     shape = (2**31 // (16 * 2 * 64) + 5, 16, 2, 64)
-    free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
-    if free < 6 * 2**30:
-        pytest.skip("needs 6 GiB of free memory")
     if not serves(variant, torch.float16, device):
         return
     # One tensor is both caches: keys and values are the same numbers here.
-    cache = torch.empty(shape, dtype=torch.float16, device=device)
+    try:
+        cache = torch.empty(shape, dtype=torch.float16, device=device)
+    except RuntimeError:
+        pytest.skip("needs 4 GiB of address space, or of the device's memory")
     assert cache.numel() > 2**31
     problem = Problem((21,), ((19, 19),), 16, dtype=torch.float16, device=device)
     problem.values = problem.keys
