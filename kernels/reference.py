@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from pagedlab.kernels.base import KERNELS, Kernel, PagedBatch
@@ -51,6 +53,20 @@ class ReferenceKernel(Kernel):
     ) -> torch.Tensor:
         sequences = range(batch.num_decodes, len(batch.contexts))
         return self._attend(query, k_cache, v_cache, batch, sequences, scale, window)
+
+    def copy_blocks(
+        self, k_caches: Sequence[torch.Tensor], v_caches: Sequence[torch.Tensor], pairs: torch.Tensor
+    ) -> None:
+        for cache in (*k_caches, *v_caches):
+            for source, destination in pairs.tolist():
+                cache[destination] = cache[source]
+
+    def swap_blocks(
+        self, sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor], pairs: torch.Tensor
+    ) -> None:
+        for source, destination in zip(sources, destinations, strict=True):
+            for i, j in pairs.tolist():
+                destination[j] = source[i]
 
     def _attend(
         self,

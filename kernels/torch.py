@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,6 +92,19 @@ class TorchKernel(Kernel):
                 q[None], k[None], v[None], attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=True
             )[0].transpose(0, 1)
         return out
+
+    def copy_blocks(
+        self, k_caches: Sequence[torch.Tensor], v_caches: Sequence[torch.Tensor], pairs: torch.Tensor
+    ) -> None:
+        for cache in (*k_caches, *v_caches):
+            cache[pairs[:, 1]] = cache[pairs[:, 0]]
+
+    def swap_blocks(
+        self, sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor], pairs: torch.Tensor
+    ) -> None:
+        for source, destination in zip(sources, destinations, strict=True):
+            blocks = source[pairs[:, 0].to(source.device)]
+            destination[pairs[:, 1].to(destination.device)] = blocks.to(destination.device)
 
 
 def _causal_mask(queries: int, context: int, window: int | None, device: torch.device) -> torch.Tensor:

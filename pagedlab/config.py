@@ -96,7 +96,7 @@ def _check_values(s: Settings) -> None:
     named: list[tuple[str, str, Registry[Any]]] = [
         ("allocator", s.allocator.name, ALLOCATORS),
         ("executor", s.executor.name, EXECUTORS),
-        ("kernel", s.kernel.name, KERNELS),
+        ("kernel", "cpu" if s.kernel.name == "auto" else s.kernel.name, KERNELS),
         ("preemption", s.preemption.name, PREEMPTIONS),
         ("preemption.victim", s.preemption.victim, VICTIMS),
         ("scheduler.order", s.scheduler.order, ORDERS),

@@ -18,7 +18,7 @@ from pagedlab.core.plan import Outcome, Plan
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason
 from pagedlab.executor.inputs import InputBuilder, StepInputs
 from pagedlab.executor.sampling import sample
-from pagedlab.kernels.base import KERNELS, Kernel, PagedBatch
+from pagedlab.kernels.base import Kernel, PagedBatch, make_kernel
 from pagedlab.model.load import load_model
 from pagedlab.model.shape import ModelShape
 from pagedlab.settings import Settings
@@ -53,8 +53,9 @@ class TorchExecutor(Executor):
         self.clock = WallClock()
         self.model = model
         self.kernel = kernel
+        self.kernel_name = kernel.name
         self.device = model.device
-        kernel.check(model.dtype, self.device)
+        kernel.check(model.dtype, self.device, shape.head_dim, cache.block_size)
         _check_model(model, cache.max_model_len)
         self.num_blocks = cache.num_blocks(_free_bytes(self.device))
         layer = (self.num_blocks, cache.block_size, shape.num_kv_heads, shape.head_dim)
@@ -64,6 +65,7 @@ class TorchExecutor(Executor):
         self._eos = frozenset(shape.eos_token_ids)
         self._batch: PagedBatch | None = None
         self._attended: set[int] = set()  # layers that have called back in this step
+        self._windows = _config_windows(model, shape.num_layers, cache.max_model_len)
         # One name an executor: the interface is a table of functions, and ours belongs to this cache alone.
         self._attention = f"pagedlab_{next(_names)}"
         AttentionInterface.register(self._attention, self._attend)
@@ -79,8 +81,9 @@ class TorchExecutor(Executor):
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise ConfigError(f"executor.device={device}: this torch sees no CUDA device, expected cpu or auto")
-        kernel = KERNELS[settings.kernel.name]()
-        kernel.check(getattr(torch, settings.model.dtype), torch.device(device))  # before seconds of loading
+        dtype = getattr(torch, settings.model.dtype)
+        # Before seconds of loading: a kernel that cannot serve this says so.
+        kernel = make_kernel(settings.kernel.name, dtype, torch.device(device), shape.head_dim, cache.block_size)
         return cls(load_model(settings.model, folder, device), shape, kernel, cache)
 
     def close(self) -> None:
@@ -163,6 +166,11 @@ class TorchExecutor(Executor):
                 f"{type(module).__name__} asks for attention twice in a step, the cache holds one KV a layer"
             )
         self._attended.add(layer)
+        if sliding_window is None and self._windows[layer] is not None:
+            raise ModelError(
+                f"{type(module).__name__} asks for a window of {self._windows[layer]} tokens by a mask, which no "
+                f"kernel here reads: expected max_model_len of at most {self._windows[layer]}"
+            )
         k_cache, v_cache = self.k_cache[layer], self.v_cache[layer]
         if key.shape[1::2] != k_cache.shape[2:] or value.shape[1::2] != v_cache.shape[2:]:
             raise ModelError(
@@ -208,6 +216,16 @@ def _check_model(model: PreTrainedModel, max_model_len: int) -> None:
                     f"{name}: max_model_len={max_model_len}, expected at most {short}, from where on its longrope "
                     "depends on the longest sequence of a batch"
                 )
+
+
+def _config_windows(model: PreTrainedModel, num_layers: int, max_model_len: int) -> list[int | None]:
+    """The window of each layer as the config has it, where it hides anything. Most models say it in their calls."""
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    if not window or window >= max_model_len or not getattr(config, "use_sliding_window", True):
+        return [None] * num_layers
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * num_layers
+    return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
 def _free_bytes(device: torch.device) -> int:

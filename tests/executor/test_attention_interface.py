@@ -190,10 +190,28 @@ def test_what_cannot_work_is_refused_before_the_weights_are_read(tmp_path):
 PLAIN = ("intermediate_size", "num_key_value_heads")
 LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
 
+MASKED_WINDOW = small_model(
+    "qwen2_moe",
+    use_sliding_window=True,
+    sliding_window=32,
+    max_window_layers=1,
+    num_experts=4,
+    moe_intermediate_size=16,
+    shared_expert_intermediate_size=16,
+)
+
 REFUSED = {
     "capped scores": (small_model("gemma2", head_dim=16), "Gemma2Attention asks for softcap"),
     "sinks": (small_model("gpt_oss", head_dim=16, num_local_experts=4), "GptOssAttention asks for s_aux"),
     "a mask of its own": (small_model("doge"), "DogeAttention asks for a mask of its own"),
+    "a window in the mask alone": (
+        MASKED_WINDOW,
+        "Qwen2MoeAttention asks for a window of 32 tokens by a mask, .* expected max_model_len of at most 32",
+    ),
+    "a window in the mask alone, of all layers": (
+        small_model("phimoe", sliding_window=32, num_local_experts=2),
+        "PhimoeAttention asks for a window of 32 tokens by a mask",
+    ),
     "two attentions a layer": (small_model("diffllama"), "DiffLlamaAttention asks for attention twice in a step"),
     "attention of its own": (
         small_model("falcon", without=PLAIN, alibi=False, multi_query=True),
@@ -227,8 +245,12 @@ def test_a_model_whose_attention_is_more_than_paged_keys_and_values_is_refused_b
     assert names() == before
 
 
-def test_longrope_is_served_as_long_as_it_is_the_short_one():
-    settings = small_model("phi3", original_max_position_embeddings=32, rope_scaling=LONGROPE)
+@pytest.mark.parametrize(
+    "settings",
+    [small_model("phi3", original_max_position_embeddings=32, rope_scaling=LONGROPE), MASKED_WINDOW],
+    ids=["longrope", "a window in the mask alone"],
+)
+def test_they_are_served_as_long_as_sequences_are_short_enough_not_to_matter(settings):
     served = with_answers(*load(settings), SIZES)
     recorder = run_model(served.model, served.shape, served.requests, 60, max_model_len=32)
     assert outputs(recorder) == served.outputs

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import pagedlab.kernels.torch as torch_kernel
 from pagedlab.core.errors import ConfigError
-from pagedlab.kernels.base import KERNELS, PagedBatch
+from pagedlab.kernels.base import KERNELS, PagedBatch, make_kernel
 
 VARIANTS = list(KERNELS)
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
@@ -174,10 +174,10 @@ def device(request, variant):
 def serves(kernel, dtype, device):
     """Whether this variant takes such a cache; when not, it must say so itself."""
     if dtype in kernel.dtypes:
-        kernel.check(dtype, torch.device(device))
+        kernel.check(dtype, torch.device(device), 64, 16)
         return True
     with pytest.raises(ConfigError, match=f"kernel={kernel.name}.*unsupported"):
-        kernel.check(dtype, torch.device(device))
+        kernel.check(dtype, torch.device(device), 64, 16)
     return False
 
 
@@ -356,9 +356,9 @@ def test_a_pool_of_more_than_two_to_the_31_elements(variant, device):
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.complex64], ids=str)
 def test_a_dtype_it_cannot_serve_is_refused_with_those_it_can(variant, dtype):
     with pytest.raises(ConfigError) as caught:
-        variant.check(dtype, torch.device(variant.devices[0]))
+        variant.check(dtype, torch.device(variant.devices[0]), 64, 16)
     name = str(dtype).removeprefix("torch.")
-    assert f"kernel={variant.name}: model.dtype={name} unsupported, expected " in str(caught.value)
+    assert f"kernel={variant.name}: model.dtype={name} unsupported, expected one of " in str(caught.value)
     for supported in variant.dtypes:
         assert str(supported).removeprefix("torch.") in str(caught.value).split("expected")[1]
 
@@ -366,15 +366,63 @@ def test_a_dtype_it_cannot_serve_is_refused_with_those_it_can(variant, dtype):
 @pytest.mark.parametrize("device", ["meta", "mps", "xpu:1"])
 def test_a_device_it_cannot_serve_is_refused_with_those_it_can(variant, device):
     with pytest.raises(ConfigError) as caught:
-        variant.check(variant.dtypes[0], torch.device(device))
-    expected = ", ".join(variant.devices)
-    assert str(caught.value) == f"kernel={variant.name}: device {device} unsupported, expected {expected}"
+        variant.check(variant.dtypes[0], torch.device(device), 64, 16)
+    said, kind = ", ".join(variant.devices), device.partition(":")[0]
+    assert str(caught.value) == f"kernel={variant.name}: executor.device={kind} unsupported, expected one of {said}"
+
+
+class Picky(KERNELS["reference"]):
+    name = "picky"
+    head_dims = frozenset({64, 128})
+    block_sizes = frozenset({16})
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "line"),
+    [
+        (80, 16, "kernel=picky: head size=80 unsupported, expected one of 64, 128"),
+        (64, 8, "kernel=picky: block_size=8 unsupported, expected one of 16"),
+    ],
+)
+def test_a_size_it_cannot_serve_is_refused_with_those_it_can(head_dim, block_size, line):
+    with pytest.raises(ConfigError) as caught:
+        Picky().check(torch.float32, torch.device("cpu"), head_dim, block_size)
+    assert str(caught.value) == line
+    Picky().check(torch.float32, torch.device("cpu"), 128, 16)
+
+
+def test_auto_is_the_fastest_that_can_serve():
+    cpu = torch.device("cpu")
+    assert make_kernel("auto", torch.bfloat16, cpu, 64, 16).name == "cpu"
+    assert make_kernel("auto", torch.float64, cpu, 64, 16).name == "torch"  # which cpu cannot
+    assert make_kernel("reference", torch.bfloat16, cpu, 64, 16).name == "reference"
+    with pytest.raises(ConfigError, match=r"kernel=cpu: model\.dtype=float64 unsupported"):
+        make_kernel("cpu", torch.float64, cpu, 64, 16)
+
+
+def test_blocks_are_copied_in_every_layer_and_swapped_to_another_pool_and_back(variant):
+    torch.manual_seed(0)
+    dtype = variant.dtypes[0]
+    k, v = ([torch.randn(6, 4, 2, 64, dtype=dtype) for _ in range(2)] for _ in range(2))
+    before = [cache.clone() for cache in (*k, *v)]
+    variant.copy_blocks(k, v, torch.tensor([[0, 3], [5, 1]]))
+    for cache, old in zip((*k, *v), before, strict=True):
+        assert torch.equal(cache[[3, 1]], old[[0, 5]])
+        assert torch.equal(cache[[0, 2, 4, 5]], old[[0, 2, 4, 5]])
+    host = [torch.zeros(3, 4, 2, 64, dtype=dtype) for _ in range(4)]
+    device = [*k, *v]
+    kept = [cache[[2, 4]].clone() for cache in device]
+    variant.swap_blocks(device, host, torch.tensor([[2, 0], [4, 2]]))
+    for cache in device:
+        cache[[2, 4]] = 0
+    variant.swap_blocks(host, device, torch.tensor([[0, 2], [2, 4]]))
+    assert all(torch.equal(cache[[2, 4]], blocks) for cache, blocks in zip(device, kept, strict=True))
 
 
 def test_what_it_supports_passes_the_check(variant):
     for dtype in variant.dtypes:
         for device in variant.devices:
-            variant.check(dtype, torch.device(device))
+            variant.check(dtype, torch.device(device), 64, 16)
 
 
 # ---- the comparison can fail --------------------------------------------------------------------------------------

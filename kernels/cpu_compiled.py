@@ -1,0 +1,205 @@
+"""Paged decode attention as machine code: what `cpu.py` runs on every thread. Needs numba.
+
+Kept in one file, the vectors apart (`cpu_vectors.py`), because numba recompiles what it has cached on disk only when
+the file of the function itself changes: `_VECTORS` makes it look at the other one too. A body is a C function of one
+argument, an array of numbers and addresses: cheap to call from Python, and any pool of threads can run it. Each thread
+takes the next item from a counter until none is left: ragged batches, and cores that others use, balance themselves.
+
+An item is a range of one sequence's tokens, for all its heads: the slots of a page are then read in the order in which
+they lie in memory. It goes in tiles of TILE tokens, over page edges, with an online softmax.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import carray, cfunc, njit
+
+from pagedlab.kernels import cpu_vectors
+from pagedlab.kernels.cpu_vectors import (
+    FAST,
+    GROUP,
+    TILE,
+    copy,
+    float_of_bits,
+    floats,
+    int32s,
+    int64s,
+    take,
+    tile_max,
+    tile_scores,
+    tile_values,
+)  # fmt: skip
+
+ITEM = 4  # int64 numbers an item: sequence, first token, end, row of the output
+MERGE = 3  # row of the output, first row of its pieces, how many
+SCRATCH = 1024  # bytes a thread
+CHUNK = 64  # tokens that a thread writes at a time
+
+_VECTORS = int.from_bytes(hashlib.sha256(Path(cpu_vectors.__file__).read_bytes()).digest()[:4], "big")
+_LOWEST = np.float32(-1e30)  # below every score, and the difference of two of them is finite
+_options: dict[str, Any] = {"error_model": "numpy", "fastmath": set(FAST)}
+
+
+def _body(function: Callable[..., None]) -> Any:
+    """Compile to void(int64 *fields), or load it from where numba keeps it: __pycache__, or where that cannot be
+    written the user's cache folder ($NUMBA_CACHE_DIR wins). Where neither can, it is compiled in every process."""
+    try:
+        return cfunc("void(CPointer(int64))", cache=True, **_options)(function)
+    except RuntimeError:  # "no locator available"
+        return cfunc("void(CPointer(int64))", **_options)(function)
+
+
+@njit(**_options, inline="always")
+def _exp2(x: Any) -> Any:
+    """2 ** x in fp32 for x <= 0, relative error below 2e-7: a polynomial vectorises where a library call does not."""
+    x = max(x, np.float32(-126))
+    whole = np.floor(x + np.float32(0.5))
+    rest = x - whole
+    power = np.float32(1.535336188319500e-4)
+    power = power * rest + np.float32(1.339887440266574e-3)
+    power = power * rest + np.float32(9.618437357674640e-3)
+    power = power * rest + np.float32(5.550332471162809e-2)
+    power = power * rest + np.float32(2.402264791363012e-1)
+    power = power * rest + np.float32(6.931472028550421e-1)
+    power = power * rest + np.float32(1)
+    return power * float_of_bits((np.int32(whole) + np.int32(127)) << np.int32(23))
+
+
+@njit(**_options)
+def _softmax(scores: Any, count: Any, maxima: Any, sums: Any, decays: Any, head: Any, g: Any) -> None:
+    """Weights in place of the scores of one head of a tile; what came before is to be multiplied by its decay."""
+    tile = carray(floats(scores + g * TILE * 4), TILE)
+    decay = carray(floats(decays), GROUP)
+    for t in range(count, TILE):
+        tile[t] = _LOWEST
+    before = maxima[head]
+    largest = max(before, tile_max(scores + g * TILE * 4))
+    total = np.float32(0)
+    for t in range(TILE):
+        weight = _exp2(tile[t] - largest)
+        tile[t] = weight
+        total += weight
+    decay[g] = _exp2(before - largest)
+    sums[head] = sums[head] * decay[g] + total
+    maxima[head] = largest
+
+
+@njit(**_options)
+def _find_rows(rows: Any, table: Any, begin: Any, end: Any, block_size: Any, stride: Any) -> int:
+    """Element offsets of the tokens begin to end, at most TILE of them, in 64 bits: how many there are."""
+    found = carray(int64s(rows), TILE)
+    count = max(0, min(TILE, end - begin))
+    block, offset = begin // block_size, begin % block_size
+    for t in range(count):
+        found[t] = (np.int64(table[block]) * block_size + offset) * stride
+        offset += 1
+        if offset == block_size:
+            block, offset = block + 1, 0
+    return count
+
+
+@lru_cache
+def decode_body(bits: int) -> Any:
+    """Attention over keys and values of `bits` bits. Fields: 0 next item, 1 next thread (both 0 at first), 2 items,
+    3 their number, 4 query (fp32, times scale and log2 e), 5 k_cache, 6 v_cache, 7 block tables, 8 their row stride,
+    9 out (fp32), 10 maxima and 11 sums of each row and head, 12 scratch, 13 block size, 14 KV heads, 15 group, 16 D.
+    """
+    version = _VECTORS
+
+    def decode(fields: Any) -> None:
+        f = carray(fields, 17 if version >= 0 else 0)
+        num_items, k_cache, v_cache, block_size, kv_heads, group, dim = f[3], f[5], f[6], f[13], f[14], f[15], f[16]
+        items = carray(int64s(f[2]), (num_items, ITEM))
+        heads, stride, row_bytes = kv_heads * group, kv_heads * dim, kv_heads * group * dim * 4
+        rows = f[12] + take(fields, 1) * SCRATCH
+        next_rows = rows + 8 * TILE
+        scores = next_rows + 8 * TILE
+        decay = scores + 4 * GROUP * TILE
+        while True:
+            taken = take(fields, 0)
+            if taken >= num_items:
+                break
+            sequence, begin, end, row = items[taken]
+            table = carray(int32s(f[7] + sequence * f[8] * 4), f[8])
+            maxima = carray(floats(f[10] + row * heads * 4), heads)
+            sums = carray(floats(f[11] + row * heads * 4), heads)
+            result = carray(floats(f[9] + row * row_bytes), (heads, dim))
+            maxima[:] = _LOWEST
+            sums[:] = 0
+            result[:] = 0
+            count = _find_rows(rows, table, begin, end, block_size, stride)
+            while count > 0:
+                begin += count
+                next_count = _find_rows(next_rows, table, begin, end, block_size, stride)
+                for kv_head in range(kv_heads):
+                    column = kv_head * dim
+                    for first in range(0, group, GROUP):
+                        head, share = kv_head * group + first, min(GROUP, group - first)
+                        query = f[4] + sequence * row_bytes + head * dim * 4
+                        total = f[9] + row * row_bytes + head * dim * 4
+                        tile_scores(bits, share, query, k_cache, rows, column, count, dim, scores, next_rows)
+                        for g in range(share):
+                            _softmax(scores, count, maxima, sums, decay, head + g, g)
+                        tile_values(bits, share, scores, v_cache, rows, column, count, dim, decay, total, next_rows)
+                rows, next_rows, count = next_rows, rows, next_count
+            for head in range(heads):
+                result[head] *= np.float32(1) / sums[head]
+
+    return _body(decode)
+
+
+@lru_cache
+def merge_body() -> Any:
+    """One row from the rows of its pieces. Fields: as in decode, and 17 merges, 18 their number."""
+
+    def merge(fields: Any) -> None:
+        f = carray(fields, 19)
+        heads, dim = f[14] * f[15], f[16]
+        merges = carray(int64s(f[17]), (f[18], MERGE))
+        for row, first, count in merges:
+            whole = carray(floats(f[9] + row * heads * dim * 4), (heads, dim))
+            pieces = carray(floats(f[9] + first * heads * dim * 4), (count, heads, dim))
+            maxima = carray(floats(f[10] + first * heads * 4), (count, heads))
+            sums = carray(floats(f[11] + first * heads * 4), (count, heads))
+            for head in range(heads):
+                largest = maxima[0, head]
+                for i in range(1, count):
+                    largest = max(largest, maxima[i, head])
+                total = np.float32(0)
+                whole[head] = 0
+                for i in range(count):
+                    weight = sums[i, head] * _exp2(maxima[i, head] - largest)
+                    total += weight
+                    for d in range(dim):
+                        whole[head, d] += weight * pieces[i, head, d]
+                whole[head] *= np.float32(1) / total
+
+    return _body(merge)
+
+
+@lru_cache
+def write_body() -> Any:
+    """Rows of keys and values into their slots. Fields: 0 next chunk, 1 tokens, 2 key, 3 value, 4 k_cache, 5 v_cache,
+    6 slots, 7 bytes of a row."""
+    version = _VECTORS
+
+    def write(fields: Any) -> None:
+        f = carray(fields, 8 if version >= 0 else 0)
+        tokens, size = f[1], f[7]
+        slots = carray(int64s(f[6]), tokens)
+        while True:
+            first = take(fields, 0) * CHUNK
+            if first >= tokens:
+                break
+            for t in range(first, min(first + CHUNK, tokens)):
+                if slots[t] >= 0:
+                    copy(f[4] + slots[t] * size, f[2] + t * size, size)
+                    copy(f[5] + slots[t] * size, f[3] + t * size, size)
+
+    return _body(write)

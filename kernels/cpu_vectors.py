@@ -1,0 +1,262 @@
+"""The inner loops of `cpu_compiled.py` as LLVM vectors, and the few operations that numba has no word for.
+
+Left to itself LLVM's vectoriser reloads and reconverts keys and values for every query head of a group, because it
+cannot know that what is written is not what is read. numba has no bf16 either: it is the upper half of an fp32.
+
+While one tile is computed, the next one is prefetched through the block table, token by token: the hardware's
+prefetcher stops at the end of a page of memory and cannot know which comes next. Into the second-level cache: in the
+first (32 KiB) the next tile pushes out the one in hand, which costs twice the time that it saves.
+
+Addresses and element offsets are int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+TILE = 16  # tokens
+GROUP = 4  # query heads that share one pass over a tile; more take another pass, over what is in L1 by then
+
+_LANES = 16 if llvm.get_host_cpu_features().get("avx512f") else 8
+_CHUNKS = 4  # vectors of columns accumulated in registers at once, for each query head of a pass
+_LINE = 64
+FAST = ("reassoc", "contract", "nsz", "arcp")  # not nnan, ninf: a model's own NaN stays one
+
+_i8, _i16, _i32, _i64, _f32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+def _pointer(builder: ir.IRBuilder, address: Any, element: ir.Type) -> Any:
+    return builder.inttoptr(address, element.as_pointer())
+
+
+def _read(builder: ir.IRBuilder, address: Any, at: Any, bits: int, lanes: int) -> Any:
+    """lanes numbers of 32 (fp32) or 16 bits (bf16) from the element `at` on, as fp32."""
+    element = _f32 if bits == 32 else _i16
+    start = builder.gep(_pointer(builder, address, element), [at])
+    kind = ir.VectorType(element, lanes)
+    vector = builder.load(builder.bitcast(start, kind.as_pointer()), align=bits // 8)
+    if bits == 32:
+        return vector
+    wide = ir.VectorType(_i32, lanes)
+    shift = ir.Constant(wide, [16] * lanes)
+    return builder.bitcast(builder.shl(builder.zext(vector, wide), shift), ir.VectorType(_f32, lanes))
+
+
+def _write(builder: ir.IRBuilder, vector: Any, address: Any, at: Any) -> None:
+    start = builder.gep(_pointer(builder, address, _f32), [at])
+    builder.store(vector, builder.bitcast(start, vector.type.as_pointer()), align=4)
+
+
+def _int64_at(builder: ir.IRBuilder, address: Any, at: Any) -> Any:
+    return builder.load(builder.gep(_pointer(builder, address, _i64), [at]))
+
+
+def _float_at(builder: ir.IRBuilder, address: Any, at: Any) -> Any:
+    return builder.load(builder.gep(_pointer(builder, address, _f32), [at]))
+
+
+def _variable(builder: ir.IRBuilder, value: Any) -> Any:
+    """A variable that holds value; LLVM keeps it in a register."""
+    place = cgutils.alloca_once(builder, value.type)
+    builder.store(value, place)
+    return place
+
+
+def _splat(builder: ir.IRBuilder, number: Any, lanes: int) -> Any:
+    nothing = ir.Constant(ir.VectorType(_f32, lanes), ir.Undefined)
+    first = builder.insert_element(nothing, number, _i32(0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_i32, lanes), [0] * lanes))
+
+
+def _reduce(builder: ir.IRBuilder, operation: str, vector: Any, *start: Any) -> Any:
+    kind = ir.FunctionType(_f32, [*(number.type for number in start), vector.type])
+    name = f"llvm.vector.reduce.{operation}.v{vector.type.count}f32"
+    reduce = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.call(reduce, [*start, vector], fastmath=FAST)
+
+
+def _multiply_add(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
+    return builder.fadd(builder.fmul(a, b, flags=FAST), c, flags=FAST)
+
+
+def _prefetch(builder: ir.IRBuilder, address: Any, at: Any, dim: Any, bits: int) -> None:
+    """Ask for the cache lines of dim elements from `at` on."""
+    kind = ir.FunctionType(ir.VoidType(), [_i8.as_pointer(), _i32, _i32, _i32])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    size = _i64(bits // 8)
+    start = builder.gep(_pointer(builder, address, _i8), [builder.mul(at, size)])
+    reading, second_level, data = _i32(0), _i32(2), _i32(1)
+    with cgutils.for_range_slice(builder, _i64(0), builder.mul(dim, size), _i64(_LINE)) as (byte, _):
+        builder.call(prefetch, [builder.gep(start, [byte]), reading, second_level, data])
+
+
+def _widths(builder: ir.IRBuilder, dim: Any) -> tuple[tuple[int, Any, Any], tuple[int, Any, Any]]:
+    """(lanes, first column, end) that cover dim columns: whole vectors, then one by one."""
+    whole = builder.and_(dim, _i64(-_LANES))
+    return (_LANES, _i64(0), whole), (1, whole, dim)
+
+
+def _for_each_group(builder: ir.IRBuilder, group: Any, emit: Callable[[int], None]) -> None:
+    """Code for each number of heads up to GROUP, of which the one for `group` runs."""
+    for heads in range(1, GROUP + 1):
+        with builder.if_then(builder.icmp_signed("==", group, _i64(heads))):
+            emit(heads)
+
+
+@intrinsic(prefer_literal=True)
+def tile_scores(
+    typing: Any, bits: Any, group: Any, query: Any, keys: Any, rows: Any, column: Any, count: Any, dim: Any,
+    scores: Any, next_rows: Any,
+) -> Any:  # fmt: skip
+    """scores[g, t] = query[g] . keys[rows[t] + column], g < group, t < count. bits: a literal, 32 or 16.
+
+    query fp32 [group, dim], rows and next_rows int64 [TILE], scores fp32 [GROUP, TILE]. Prefetches
+    keys[next_rows[t] + column]; what lies there, or that nothing does, is of no consequence.
+    """
+    width = bits.literal_value
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        _, group, query, keys, rows, column, count, dim, scores, next_rows = args
+
+        def emit(heads: int) -> None:
+            with cgutils.for_range(builder, count) as loop:
+                _prefetch(builder, keys, builder.add(_int64_at(builder, next_rows, loop.index), column), dim, width)
+                start = builder.add(_int64_at(builder, rows, loop.index), column)
+                for g, total in enumerate(dots(start, heads)):
+                    _write(builder, total, scores, builder.add(loop.index, _i64(g * TILE)))
+
+        def dots(start: Any, heads: int) -> list[Any]:
+            totals = [_f32(0.0)] * heads
+            for lanes, first, end in _widths(builder, dim):
+                zero = ir.Constant(ir.VectorType(_f32, lanes), [0.0] * lanes)
+                sums = [_variable(builder, zero) for _ in range(heads)]
+                with cgutils.for_range_slice(builder, first, end, _i64(lanes)) as (at, _):
+                    key = _read(builder, keys, builder.add(start, at), width, lanes)
+                    for g, one in enumerate(sums):
+                        factor = _read(builder, query, builder.add(builder.mul(dim, _i64(g)), at), 32, lanes)
+                        builder.store(_multiply_add(builder, key, factor, builder.load(one)), one)
+                lanes_added = [_reduce(builder, "fadd", builder.load(one), _f32(0.0)) for one in sums]
+                totals = [builder.fadd(a, b) for a, b in zip(totals, lanes_added, strict=True)]
+            return totals
+
+        _for_each_group(builder, group, emit)
+        return context.get_dummy_value()
+
+    return types.void(bits, *[types.int64] * 9), generate
+
+
+@intrinsic(prefer_literal=True)
+def tile_values(
+    typing: Any, bits: Any, group: Any, weights: Any, values: Any, rows: Any, column: Any, count: Any, dim: Any,
+    decay: Any, sums: Any, next_rows: Any,
+) -> Any:  # fmt: skip
+    """sums[g] = sums[g] * decay[g] + sum over t < count of weights[g, t] * values[rows[t] + column].
+
+    weights fp32 [GROUP, TILE], sums fp32 [group, dim], decay fp32 [group]; the rest as in tile_scores.
+    """
+    width = bits.literal_value
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        _, group, weights, values, rows, column, count, dim, decay, sums, next_rows = args
+
+        def emit(heads: int) -> None:
+            with cgutils.for_range(builder, count) as loop:
+                _prefetch(builder, values, builder.add(_int64_at(builder, next_rows, loop.index), column), dim, width)
+            whole = builder.and_(dim, _i64(-_LANES * _CHUNKS))
+            (lanes, _, end), (one, rest, last) = _widths(builder, dim)
+            for first, stop, width_of_one, chunks in (
+                (_i64(0), whole, lanes, _CHUNKS),
+                (whole, end, lanes, 1),
+                (rest, last, one, 1),
+            ):
+                with cgutils.for_range_slice(builder, first, stop, _i64(width_of_one * chunks)) as (at, _):
+                    columns(at, heads, width_of_one, chunks)
+
+        def columns(at: Any, heads: int, lanes: int, chunks: int) -> None:
+            """All tokens of the tile, for `chunks` vectors of columns from `at` on: their sums stay in registers."""
+            places, totals = [], []
+            for g in range(heads):
+                factor = _splat(builder, _float_at(builder, decay, _i64(g)), lanes)
+                for c in range(chunks):
+                    place = builder.add(builder.mul(dim, _i64(g)), builder.add(at, _i64(c * lanes)))
+                    before = builder.fmul(_read(builder, sums, place, 32, lanes), factor)
+                    places.append(place)
+                    totals.append(_variable(builder, before))
+            with cgutils.for_range(builder, count) as loop:
+                start = builder.add(builder.add(_int64_at(builder, rows, loop.index), column), at)
+                places_in_row = [builder.add(start, _i64(c * lanes)) for c in range(chunks)]
+                value = [_read(builder, values, place, width, lanes) for place in places_in_row]
+                for g in range(heads):
+                    weight = _float_at(builder, weights, builder.add(loop.index, _i64(g * TILE)))
+                    factor = _splat(builder, weight, lanes)
+                    for c in range(chunks):
+                        total = totals[g * chunks + c]
+                        builder.store(_multiply_add(builder, value[c], factor, builder.load(total)), total)
+            for place, total in zip(places, totals, strict=True):
+                _write(builder, builder.load(total), sums, place)
+
+        _for_each_group(builder, group, emit)
+        return context.get_dummy_value()
+
+    return types.void(bits, *[types.int64] * 10), generate
+
+
+@intrinsic
+def take(typing: Any, counters: Any, which: Any) -> Any:
+    """The next number of counters[which] (int64 pointer): each is given out once, whichever thread asks."""
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", builder.gep(args[0], [args[1]]), _i64(1), "monotonic")
+
+    return types.int64(types.CPointer(types.int64), types.int64), generate
+
+
+def _pointer_to(number: Any, element: ir.Type) -> Any:
+    """From an address to a pointer that numba's carray takes."""
+
+    @intrinsic
+    def pointer(typing: Any, address: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+            return _pointer(builder, args[0], element)
+
+        return types.CPointer(number)(types.int64), generate
+
+    return pointer
+
+
+int64s = _pointer_to(types.int64, _i64)
+int32s = _pointer_to(types.int32, _i32)
+floats = _pointer_to(types.float32, _f32)
+
+
+@intrinsic
+def copy(typing: Any, target: Any, source: Any, size: Any) -> Any:
+    """memcpy between addresses, size in bytes."""
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        cgutils.raw_memcpy(builder, _pointer(builder, args[0], _i8), _pointer(builder, args[1], _i8), args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def float_of_bits(typing: Any, bits: Any) -> Any:
+    return types.float32(types.int32), lambda context, builder, sig, args: builder.bitcast(args[0], _f32)
+
+
+@intrinsic
+def tile_max(typing: Any, scores: Any) -> Any:
+    """The largest of TILE fp32 at this address."""
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        return _reduce(builder, "fmax", _read(builder, args[0], _i64(0), 32, TILE))
+
+    return types.float32(types.int64), generate
