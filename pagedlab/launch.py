@@ -80,7 +80,7 @@ def launch(task: Callable[[Job], None], config_name: str = "config") -> Launch:
     except Interrupted as stop:
         say(f"interrupted by {stop}")
         done.exit_code = stop.exit_code
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         say(f"error: {_one_line(error)}")
         done.exit_code = EXIT_USAGE
     return done

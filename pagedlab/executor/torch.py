@@ -24,6 +24,7 @@ from pagedlab.model.shape import ModelShape
 from pagedlab.settings import Settings
 
 _names = count()
+_THREADS = torch.get_num_threads()  # torch's choice, before any job of a sweep makes another
 
 # Arguments of the attention interface that change the result and that no kernel of ours computes.
 _UNSUPPORTED = ("softcap", "s_aux", "sinks", "head_mask", "position_bias", "indices", "block_indices")
@@ -74,8 +75,7 @@ class TorchExecutor(Executor):
 
     @classmethod
     def create(cls, settings: Settings, folder: Path | None, shape: ModelShape, cache: CachePlan) -> Executor:
-        if settings.executor.threads is not None:
-            torch.set_num_threads(settings.executor.threads)
+        torch.set_num_threads(settings.executor.threads or _THREADS)
         device = settings.executor.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -84,11 +84,36 @@ class TorchExecutor(Executor):
         dtype = getattr(torch, settings.model.dtype)
         # Before seconds of loading: a kernel that cannot serve this says so.
         kernel = make_kernel(settings.kernel.name, dtype, torch.device(device), shape.head_dim, cache.block_size)
-        return cls(load_model(settings.model, folder, device), shape, kernel, cache)
+        executor = cls(load_model(settings.model, folder, device), shape, kernel, cache)
+        executor.warm_up()
+        return executor
 
     def close(self) -> None:
         AttentionInterface._global_mapping.pop(self._attention, None)
         self.k_cache, self.v_cache = [], []
+        if self.device.type == "cuda":
+            del self.model
+            torch.cuda.empty_cache()  # else the next job of a sweep sees no free memory
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """One decode and one prefill of two tokens that write nothing: what is compiled or chosen at first use is, and
+        a model that cannot be served says so, before any time is measured."""
+        nothing = np.zeros(3, dtype=np.int64)
+        self._forward(
+            StepInputs(
+                token_ids=nothing.astype(np.int32),
+                positions=np.array([0, 0, 1]),
+                slot_mapping=nothing - 1,
+                query_start=np.array([0, 1, 3], dtype=np.int32),
+                context_lens=np.array([1, 2], dtype=np.int32),
+                block_tables=np.zeros((2, 2), dtype=np.int32),
+                order=np.arange(2),
+                num_decodes=1,
+                sampled=np.array([0, 2]),
+                sampled_seqs=np.arange(2),
+            )
+        )
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> Outcome:

@@ -103,6 +103,7 @@ class Scheduler:
         plan = Plan(released=self._released)
         self._released = []
         self.batching.fill(plan, self)
+        plan.memory_blocked = bool(plan.preempted) or self._head_lacks_blocks()
         return plan
 
     def commit(self, plan: Plan, outcome: Outcome, now: float) -> list[Sequence]:
@@ -169,7 +170,6 @@ class Scheduler:
         if plan.preempted or not self._rows or not fits(seq):
             return None
         if not self.admission.allows(seq, pool_is_empty=not self.running):
-            plan.memory_blocked = self.admission.refuses_for_memory
             return None
         self.order.pop()
         table = self.allocator.admit(seq)
@@ -178,9 +178,16 @@ class Scheduler:
         plan.admitted.append(Admitted(seq.row, seq.request, seq.token_ids(), list(table)))
         return seq
 
+    def _head_lacks_blocks(self) -> bool:
+        """Whether the next in line would be refused its blocks, asked once the step is planned: with its tokens spent a
+        step may not have looked at the queue."""
+        head = self.order.peek()
+        if head is None or not self._rows or not self.admission.refuses_for_memory:
+            return False
+        return not self.admission.allows(head, pool_is_empty=not self.running)
+
     def _preempt(self, plan: Plan, victim: Sequence, beneficiary: Sequence) -> None:
         plan.drop(victim)
-        plan.memory_blocked = True  # whoever is next in line, the victim at least, now waits for blocks
         plan.released.append(victim.row)
         self._high_water[victim.id] = max(self._high_water.get(victim.id, 0), victim.computed)
         victim.slots_unused = self.allocator.unused(victim.id, victim.computed)

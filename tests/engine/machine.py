@@ -574,13 +574,13 @@ class Machine:
     ) -> None:
         """The next in line, when the step last looked at it: was it refused for memory, and rightly?"""
         w, blocked = self.world, bool(plan.preempted)
-        if waiting and not preempted:
+        if waiting:
             head = min(waiting, key=lambda each: each.arrived)
             whole = w.batching == "prefill_first"
             looked = left == w.tokens or head.to_compute <= left if whole else left > 0
-            if looked and running < w.max_num_seqs:
+            if running < w.max_num_seqs:
                 refused = not self._may_enter(head, free, running)
-                must("I32", refused, head.seq, "fits into", free, "and was left waiting")
+                must("I32", refused or preempted or not looked, head.seq, "fits into", free, "and was left waiting")
                 blocked = blocked or (refused and w.admission != "one_at_a_time")
         must("blocked", plan.memory_blocked == blocked, "memory_blocked", plan.memory_blocked, ", expected", blocked)
 

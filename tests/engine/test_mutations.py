@@ -233,9 +233,9 @@ MUTATIONS = {
     "one_at_a_time_admits_two": (OneAtATime, "allows", "pool_is_empty and ", ""),
     "memory_blocked_is_forgotten": (
         Scheduler,
-        "admit_next",
-        "pool_is_empty=not self.running):\n        plan.memory_blocked = self.admission.refuses_for_memory",
-        "pool_is_empty=not self.running):\n        pass",
+        "schedule",
+        "bool(plan.preempted) or self._head_lacks_blocks()",
+        "bool(plan.preempted)",
     ),
     "admission_in_a_step_that_preempted": (Scheduler, "admit_next", "plan.preempted or", "False or"),
     "recomputed_counts_new_tokens": (Scheduler, "commit", "min(high, seq.computed + fed) - seq.computed", "fed"),
