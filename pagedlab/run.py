@@ -176,6 +176,7 @@ def labels(settings: Settings, lab: Lab | None) -> dict[str, Any]:
         "model": settings.model.name if settings.model.path is None else settings.model.path,
         "dtype": settings.model.dtype,
         "executor": settings.executor.name,
+        "clock": lab.executor.clock.kind if lab else None,
         "kernel": lab.executor.kernel_name if lab else None,
         "allocator": settings.allocator.name,
         "order": settings.scheduler.order,

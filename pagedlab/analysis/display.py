@@ -144,6 +144,7 @@ def verdict(s: dict[str, Any]) -> str:
     text = (
         f"With allocator {s['allocator']}, {100 * held:.1f} % of the KV memory that requests held stored no token, "
         f"and {s['mean_batch_size']:.1f} requests ran at a time, giving {s['output_tokens_per_s']:.0f} output tokens/s"
+        f"{' of virtual time' if s.get('clock') == 'virtual' else ''}"
     )
     if s["preemptions"]:
         text += (
