@@ -46,6 +46,8 @@ def serve_job(job: Job, interrupts: Interrupts) -> None:
     summary = run(settings, config, job.folder, interrupts, show)
     show.result(summary)
     sweep = job.sweep_folder.name if job.sweep_folder else None
+    if settings.tracker.name != "none":
+        show.doing(f"publishing to {settings.tracker.name}")
     publish(settings.tracker, job.folder, f"{sweep}-{job.folder.name}" if sweep else job.folder.name, sweep)
     print(f"run folder: {job.folder}")
 

@@ -16,13 +16,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pagedlab.core.errors import ConfigError
 from pagedlab.core.registry import Registry
+
+if TYPE_CHECKING:  # the registry of names must not cost an import of torch
+    import torch
 
 
 @dataclass(slots=True)
@@ -131,3 +133,19 @@ class Kernel(ABC):
 KERNELS: Registry[type[Kernel]] = Registry(
     "kernel", "pagedlab.kernels", ("reference", "torch", "cpu", "triton", "cupy")
 )
+
+# `kernel=auto`: by device, the first that can serve.
+AUTO = {"cpu": ("cpu", "torch"), "cuda": ("triton", "torch")}
+
+
+def make_kernel(name: str, dtype: torch.dtype, device: torch.device, head_dim: int, block_size: int) -> Kernel:
+    """The named variant, cleared for such a cache; ConfigError where it cannot serve it."""
+    *preferred, last = AUTO.get(device.type, ("torch",)) if name == "auto" else (name,)
+    for candidate in preferred:
+        with suppress(ConfigError):
+            kernel = KERNELS[candidate]()
+            kernel.check(dtype, device, head_dim, block_size)
+            return kernel
+    kernel = KERNELS[last]()
+    kernel.check(dtype, device, head_dim, block_size)
+    return kernel

@@ -44,6 +44,8 @@ class CpuKernel(Kernel):
         except ImportError as error:
             raise ConfigError(f"kernel=cpu: needs numba ({error}), expected it installed, or kernel=torch") from None
         self._compiled = cpu_compiled
+        cpu_compiled.write_body()  # compiled now, not in a measured step; the decode's follows at the warm-up
+        cpu_compiled.merge_body()
         self._torch = TorchKernel()
 
     def write_kv(

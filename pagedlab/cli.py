@@ -8,7 +8,6 @@ from importlib import import_module
 COMMANDS = {
     "serve": "serve a workload with a real model or a fake one, measure KV memory and latency; -m sweeps",
     "bench_inputs": "what it costs to build the inputs of a decode step",
-    "bench_kernels": "attention over pages against contiguous attention and the machine's read bandwidth",
 }
 
 

@@ -96,7 +96,7 @@ def _check_values(s: Settings) -> None:
     named: list[tuple[str, str, Registry[Any]]] = [
         ("allocator", s.allocator.name, ALLOCATORS),
         ("executor", s.executor.name, EXECUTORS),
-        ("kernel", s.kernel.name, KERNELS),
+        ("kernel", "cpu" if s.kernel.name == "auto" else s.kernel.name, KERNELS),
         ("preemption", s.preemption.name, PREEMPTIONS),
         ("preemption.victim", s.preemption.victim, VICTIMS),
         ("scheduler.order", s.scheduler.order, ORDERS),
@@ -173,7 +173,7 @@ def _check_combinations(s: Settings) -> None:
 
 
 def _check_texts(settings: Any, prefix: str) -> None:
-    """No text may be empty: a shell variable that is not set makes `model.path=`, which must not mean the folder `.`."""
+    """No text may be empty: an unset shell variable makes `model.path=`, which must not mean the folder `.`."""
     for field in fields(settings):
         value, path = getattr(settings, field.name), prefix + field.name
         if is_dataclass(value):

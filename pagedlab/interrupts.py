@@ -24,6 +24,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.signum: int | None = None
         self._deferred = False
+        self._finishing = False
 
     def install(self) -> None:
         for signum in (signal.SIGINT, signal.SIGTERM):
@@ -40,7 +41,11 @@ class Interrupts:
         try:
             yield
         finally:
-            self._deferred = False
+            self._deferred = self._finishing = False
+
+    def finish(self) -> None:
+        """Inside `deferred`: from here to its end no signal strikes at all. For writing, which is short."""
+        self._finishing = True
 
     def raise_if_requested(self) -> None:
         if self.signum is not None:
@@ -49,8 +54,10 @@ class Interrupts:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         first = self.signum is None
         self.signum = signum
-        if not (self._deferred and first):
+        if not self._finishing and not (self._deferred and first):
             raise Interrupted(signum)
+        if first and sys.stderr.isatty():
+            print("stopping, once more to stop at once ...", file=sys.stderr)
 
 
 def guarded(main: Callable[[Interrupts], int]) -> int:

@@ -35,6 +35,7 @@ class Job:
     swept: dict[str, str]
     sweep_folder: Path | None
     error: str | None = None
+    interrupted: bool = False
 
 
 @dataclass(slots=True)
@@ -59,6 +60,7 @@ def launch(task: Callable[[Job], None], config_name: str = "config") -> Launch:
         try:
             task(job)
         except Interrupted:
+            job.interrupted = True
             _remove_if_empty(job.folder)
             raise
         except PagedlabError as error:
@@ -78,7 +80,7 @@ def launch(task: Callable[[Job], None], config_name: str = "config") -> Launch:
     except Interrupted as stop:
         say(f"interrupted by {stop}")
         done.exit_code = stop.exit_code
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         say(f"error: {_one_line(error)}")
         done.exit_code = EXIT_USAGE
     return done

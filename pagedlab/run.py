@@ -25,7 +25,7 @@ from pagedlab.model.tokenizer import load_tokenizer
 from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
 from pagedlab.recorder.environment import environment
-from pagedlab.recorder.folder import write_run_folder
+from pagedlab.recorder.folder import holds_completed_run, write_run_folder
 from pagedlab.recorder.metrics import summarize
 from pagedlab.recorder.recorder import Recorder
 from pagedlab.recorder.redact import redact
@@ -118,19 +118,21 @@ def run(
     """Serve the configured workload and write its run folder; returns the summary.
 
     PagedlabError before anything is written. A run that is interrupted, or that fails in the middle, writes what it
-    has, marked as such, and then raises.
+    has, marked as such, and then raises; a completed run that is already there is not replaced by it: it goes into a
+    folder of its status below.
     """
-    show.loading(settings)
+    show.doing(f"loading {settings.model.path or settings.model.name}")
     lab = None
     recorder = Recorder()
     failure: BaseException | None = None
     status = "interrupted"
-    try:
-        with interrupts.deferred():  # torch aborts the process when an exception strikes its import
+    # All of it deferred: torch aborts the process when an exception strikes its import, and a step, a summary and a
+    # folder are to be finished. `serve` asks between steps.
+    with interrupts.deferred():
+        try:
             lab = build(settings, interrupts)
-        interrupts.raise_if_requested()
-        recorder = Recorder(show.serving(lab))
-        with interrupts.deferred():
+            interrupts.raise_if_requested()
+            recorder = Recorder(show.serving(lab))
             finished = serve(
                 lab.requests,
                 lab.scheduler,
@@ -139,27 +141,29 @@ def run(
                 lambda: interrupts.requested,
                 settings.audit_every,
             )
-        status = "completed" if finished else "interrupted"
-    except PagedlabError:
-        raise
-    except Interrupted:
-        pass
-    except Exception as error:
-        if not interrupts.requested:  # else a library made something else of the interruption
-            status, failure = "failed", error
-    finally:
-        show.done()
-    num_blocks = lab.scheduler.allocator.pool.num_blocks if lab else 0
-    summary = summarize(recorder, num_blocks, settings.block_size, status)
-    summary |= labels(settings, lab)
-    if failure is not None:
-        summary["error"] = f"{type(failure).__name__}: {failure}"
-    summary = redact(summary)
-    config_yaml = yaml.safe_dump(redact(config), sort_keys=False, allow_unicode=True)
-    with interrupts.deferred():
-        write_run_folder(run_dir, config_yaml, environment(settings.seed), recorder, summary)
-    if lab is not None:
-        lab.executor.close()
+            status = "completed" if finished else "interrupted"
+        except PagedlabError:
+            raise
+        except Interrupted:
+            pass
+        except Exception as error:
+            if not interrupts.requested:  # else a library made something else of the interruption
+                status, failure = "failed", error
+        finally:
+            interrupts.finish()
+            show.done()
+            if lab is not None:
+                lab.executor.close()
+        num_blocks = lab.scheduler.allocator.pool.num_blocks if lab else 0
+        summary = summarize(recorder, num_blocks, settings.block_size, status) | labels(settings, lab)
+        if failure is not None:
+            summary["error"] = f"{type(failure).__name__}: {failure}"
+        summary = redact(summary)
+        config_yaml = yaml.safe_dump(redact(config), sort_keys=False, allow_unicode=True)
+        folder = run_dir if status == "completed" or not holds_completed_run(run_dir) else run_dir / status
+        write_run_folder(folder, config_yaml, environment(settings.seed), recorder, summary)
+    if status != "completed":
+        print(f"run folder: {folder}")
     if failure is not None:
         raise failure
     interrupts.raise_if_requested()
@@ -172,7 +176,8 @@ def labels(settings: Settings, lab: Lab | None) -> dict[str, Any]:
         "model": settings.model.name if settings.model.path is None else settings.model.path,
         "dtype": settings.model.dtype,
         "executor": settings.executor.name,
-        "kernel": settings.kernel.name,
+        "clock": lab.executor.clock.kind if lab else None,
+        "kernel": lab.executor.kernel_name if lab else None,
         "allocator": settings.allocator.name,
         "order": settings.scheduler.order,
         "batching": settings.scheduler.batching,

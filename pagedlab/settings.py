@@ -142,7 +142,7 @@ class TorchExecutorSettings:
     name: str
     device: str
     threads: Optional[int]
-    cuda_graphs: bool
+    cuda_graphs: bool = False
 
 
 @dataclass
@@ -180,8 +180,9 @@ class Settings:
     """Everything that decides a run.
 
     The KV budget is at most one of kv_num_blocks, kv_bytes (a number, or text like 512MiB) and kv_fraction (of
-    the memory free once the model is loaded); none is 1 GiB. max_model_len: the longest sequence served, in
-    tokens; null is the model's own limit. audit_every: check every invariant each so many steps; 0 only at the end.
+    the memory free once the model is loaded); none is 1 GiB. max_model_len: the most tokens of one
+    sequence in the cache (the last generated one is never fed); null is the model's own limit. audit_every: check
+    every invariant each so many steps; 0 only at the end.
     """
 
     seed: int

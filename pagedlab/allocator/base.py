@@ -37,10 +37,12 @@ class Usage:
 
 @dataclass(slots=True)
 class Holding:
-    """What one sequence holds. promised: slots it may fill without asking again. tokens: slots it has filled."""
+    """What one sequence holds. promised: slots it may fill without asking again; entered: the promise at admission.
+    tokens: slots it has filled, those of the step being planned included."""
 
     table: list[int]
     promised: int
+    entered: int
     tokens: int = 0
 
 
@@ -108,7 +110,7 @@ class Allocator(ABC):
         if seq.id in self.holdings:
             raise InvariantError(f"sequence {seq.id} is admitted twice")
         table, promised = self._blocks_at_admission(seq)
-        self.holdings[seq.id] = Holding(table, promised)
+        self.holdings[seq.id] = Holding(table, promised, promised)
         self._table_entries += len(table)
         self._promised += promised
         return table
@@ -142,10 +144,10 @@ class Allocator(ABC):
         self._returned(holding.table)
         return freed
 
-    def unused(self, seq_id: int) -> int:
-        """Slots that a sequence is promised and has not filled."""
-        holding = self.holdings[seq_id]
-        return holding.promised - holding.tokens
+    def unused(self, seq_id: int, filled: int) -> int:
+        """Slots that a sequence was promised at its admission and never filled, having filled `filled`. What it asked
+        for later it asked for in the step that fills it."""
+        return max(0, self.holdings[seq_id].entered - filled)
 
     def usage(self) -> Usage:
         """The split of every slot now, from running sums: O(1)."""

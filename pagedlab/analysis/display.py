@@ -12,7 +12,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from pagedlab.recorder.recorder import Recorder
-from pagedlab.settings import Settings
 
 if TYPE_CHECKING:
     from pagedlab.run import Lab
@@ -30,9 +29,10 @@ class Display:
         self._progress = progress and self._err.is_terminal
         self._bar: Progress | None = None
 
-    def loading(self, settings: Settings) -> None:
+    def doing(self, what: str) -> None:
+        """Say what takes a moment and cannot tell how far it is."""
         if self._progress:
-            self._err.print(f"loading {settings.model.path or settings.model.name} ...", style="dim", markup=False)
+            self._err.print(f"{what} ...", style="dim", highlight=False, markup=False)
 
     def serving(self, lab: Lab) -> Callable[[Recorder], None]:
         """Open the progress bar; returns what the recorder calls after each step."""
@@ -144,6 +144,7 @@ def verdict(s: dict[str, Any]) -> str:
     text = (
         f"With allocator {s['allocator']}, {100 * held:.1f} % of the KV memory that requests held stored no token, "
         f"and {s['mean_batch_size']:.1f} requests ran at a time, giving {s['output_tokens_per_s']:.0f} output tokens/s"
+        f"{' of virtual time' if s.get('clock') == 'virtual' else ''}"
     )
     if s["preemptions"]:
         text += (

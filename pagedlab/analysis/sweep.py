@@ -72,7 +72,7 @@ def _row(job: Job, axes: list[str]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     if (job.folder / "summary.json").is_file():
         summary = json.loads((job.folder / "summary.json").read_text(encoding="utf-8"))
-    status = "failed" if job.error else summary.get("status", "lost")
+    status = "failed" if job.error else summary.get("status", "interrupted" if job.interrupted else "lost")
     scalars = {key: value for key, value in summary.items() if not isinstance(value, dict)}
     spreads = {
         f"{key}_{name}": number

@@ -9,6 +9,10 @@ from typing import Protocol
 class Clock(Protocol):
     """Seconds since the start of the run, which `start` sets to now."""
 
+    @property
+    def kind(self) -> str:
+        """wall or virtual."""
+
     def start(self) -> None: ...
 
     def now(self) -> float: ...
@@ -24,6 +28,7 @@ class WallClock:
     """Real time. Waits in short naps, so that a request to stop is seen soon."""
 
     NAP_S = 0.05
+    kind = "wall"
 
     def __init__(self) -> None:
         self.start()
@@ -44,6 +49,8 @@ class WallClock:
 
 class VirtualClock:
     """Simulated time: moves only by what a step cost, or to the next arrival."""
+
+    kind = "virtual"
 
     def __init__(self) -> None:
         self.start()

@@ -31,6 +31,8 @@ class Executor(ABC):
 
     clock: Clock
     num_blocks: int
+    kernel_name: str | None = None
+    """The attention kernel it runs, where it runs one: what `kernel=auto` came to."""
 
     @classmethod
     @abstractmethod

@@ -9,12 +9,14 @@ import torch
 from pagedlab.core.mixing import uniform
 from pagedlab.core.request import SamplingParams
 
+_GREEDY_BELOW = 1e-5  # as vLLM: dividing by less overflows
+
 
 def sample(logits: torch.Tensor, params: Seq[SamplingParams], indices: Seq[int]) -> torch.Tensor:
     """logits [R, V]; row r is the indices[r]-th output token of a request with params[r]. Returns int64 [R]."""
     tokens = logits.argmax(dim=-1)
     for r, (p, index) in enumerate(zip(params, indices, strict=True)):
-        if p.temperature > 0:
+        if p.temperature >= _GREEDY_BELOW:
             tokens[r] = _draw(logits[r], p, uniform(p.seed, index))
     return tokens
 

@@ -19,12 +19,13 @@ from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason
 from pagedlab.executor.graphs import DecodeGraphs, Fed, Record, cuda_record
 from pagedlab.executor.inputs import InputBuilder, StepInputs
 from pagedlab.executor.sampling import sample
-from pagedlab.kernels.base import KERNELS, Kernel, PagedBatch
+from pagedlab.kernels.base import Kernel, PagedBatch, make_kernel
 from pagedlab.model.load import load_model
 from pagedlab.model.shape import ModelShape
 from pagedlab.settings import Settings
 
 _names = count()
+_THREADS = torch.get_num_threads()  # torch's choice, before any job of a sweep makes another
 
 # Arguments of the attention interface that change the result and that no kernel of ours computes.
 _UNSUPPORTED = ("softcap", "s_aux", "sinks", "head_mask", "position_bias", "indices", "block_indices")
@@ -55,6 +56,7 @@ class TorchExecutor(Executor):
         self.clock = WallClock()
         self.model = model
         self.kernel = kernel
+        self.kernel_name = kernel.name
         self.device = model.device
         kernel.check(model.dtype, self.device, shape.head_dim, cache.block_size)
         _check_model(model, cache.max_model_len)
@@ -66,6 +68,7 @@ class TorchExecutor(Executor):
         self._eos = frozenset(shape.eos_token_ids)
         self._batch: PagedBatch | None = None
         self._attended: set[int] = set()  # layers that have called back in this step
+        self._windows = _config_windows(model, shape.num_layers, cache.max_model_len)
         # One name an executor: the interface is a table of functions, and ours belongs to this cache alone.
         self._attention = f"pagedlab_{next(_names)}"
         AttentionInterface.register(self._attention, self._attend)
@@ -80,24 +83,48 @@ class TorchExecutor(Executor):
 
     @classmethod
     def create(cls, settings: Settings, folder: Path | None, shape: ModelShape, cache: CachePlan) -> Executor:
-        if settings.executor.threads is not None:
-            torch.set_num_threads(settings.executor.threads)
+        torch.set_num_threads(settings.executor.threads or _THREADS)
         device = settings.executor.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise ConfigError(f"executor.device={device}: this torch sees no CUDA device, expected cpu or auto")
-        kernel = KERNELS[settings.kernel.name]()
-        # Before seconds of loading:
-        kernel.check(getattr(torch, settings.model.dtype), torch.device(device), shape.head_dim, cache.block_size)
+        dtype = getattr(torch, settings.model.dtype)
+        # Before seconds of loading: a kernel that cannot serve this says so.
+        kernel = make_kernel(settings.kernel.name, dtype, torch.device(device), shape.head_dim, cache.block_size)
         if settings.executor.cuda_graphs and not device.startswith("cuda"):
             raise ConfigError(f"executor.cuda_graphs=true: executor.device={device}, expected a CUDA device")
         record = cuda_record if settings.executor.cuda_graphs else None
-        return cls(load_model(settings.model, folder, device), shape, kernel, cache, record)
+        executor = cls(load_model(settings.model, folder, device), shape, kernel, cache, record)
+        executor.warm_up()
+        return executor
 
     def close(self) -> None:
         AttentionInterface._global_mapping.pop(self._attention, None)
         self.k_cache, self.v_cache = [], []
+        if self.device.type == "cuda":
+            del self.model
+            torch.cuda.empty_cache()  # else the next job of a sweep sees no free memory
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """One decode and one prefill of two tokens that write nothing: what is compiled or chosen at first use is, and
+        a model that cannot be served says so, before any time is measured."""
+        nothing = np.zeros(3, dtype=np.int64)
+        self._forward(
+            StepInputs(
+                token_ids=nothing.astype(np.int32),
+                positions=np.array([0, 0, 1]),
+                slot_mapping=nothing - 1,
+                query_start=np.array([0, 1, 3], dtype=np.int32),
+                context_lens=np.array([1, 2], dtype=np.int32),
+                block_tables=np.zeros((2, 2), dtype=np.int32),
+                order=np.arange(2),
+                num_decodes=1,
+                sampled=np.array([0, 2]),
+                sampled_seqs=np.arange(2),
+            )
+        )
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> Outcome:
@@ -178,6 +205,11 @@ class TorchExecutor(Executor):
                 f"{type(module).__name__} asks for attention twice in a step, the cache holds one KV a layer"
             )
         self._attended.add(layer)
+        if sliding_window is None and self._windows[layer] is not None:
+            raise ModelError(
+                f"{type(module).__name__} asks for a window of {self._windows[layer]} tokens by a mask, which no "
+                f"kernel here reads: expected max_model_len of at most {self._windows[layer]}"
+            )
         k_cache, v_cache = self.k_cache[layer], self.v_cache[layer]
         if key.shape[1::2] != k_cache.shape[2:] or value.shape[1::2] != v_cache.shape[2:]:
             raise ModelError(
@@ -223,6 +255,16 @@ def _check_model(model: PreTrainedModel, max_model_len: int) -> None:
                     f"{name}: max_model_len={max_model_len}, expected at most {short}, from where on its longrope "
                     "depends on the longest sequence of a batch"
                 )
+
+
+def _config_windows(model: PreTrainedModel, num_layers: int, max_model_len: int) -> list[int | None]:
+    """The window of each layer as the config has it, where it hides anything. Most models say it in their calls."""
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    if not window or window >= max_model_len or not getattr(config, "use_sliding_window", True):
+        return [None] * num_layers
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * num_layers
+    return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -35,6 +35,14 @@ def write_run_folder(
     write_json(folder / "summary.json", summary)
 
 
+def holds_completed_run(folder: Path) -> bool:
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(summary, dict) and summary.get("status") == "completed"
+
+
 def write_atomic(target: Path, write: Callable[[Path], Any]) -> None:
     """Let `write` fill a temporary file beside the target, sync it, then put it in the target's place."""
     handle, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=target.parent)

@@ -103,6 +103,7 @@ class Scheduler:
         plan = Plan(released=self._released)
         self._released = []
         self.batching.fill(plan, self)
+        plan.memory_blocked = bool(plan.preempted) or self._head_lacks_blocks()
         return plan
 
     def commit(self, plan: Plan, outcome: Outcome, now: float) -> list[Sequence]:
@@ -166,13 +167,9 @@ class Scheduler:
         seq = self.order.peek()
         if seq is None:
             return None
-        if plan.preempted:
-            plan.memory_blocked = True
-            return None
-        if not self._rows or not fits(seq):
+        if plan.preempted or not self._rows or not fits(seq):
             return None
         if not self.admission.allows(seq, pool_is_empty=not self.running):
-            plan.memory_blocked = True
             return None
         self.order.pop()
         table = self.allocator.admit(seq)
@@ -181,11 +178,19 @@ class Scheduler:
         plan.admitted.append(Admitted(seq.row, seq.request, seq.token_ids(), list(table)))
         return seq
 
+    def _head_lacks_blocks(self) -> bool:
+        """Whether the next in line would be refused its blocks, asked once the step is planned: with its tokens spent a
+        step may not have looked at the queue."""
+        head = self.order.peek()
+        if head is None or not self._rows or not self.admission.refuses_for_memory:
+            return False
+        return not self.admission.allows(head, pool_is_empty=not self.running)
+
     def _preempt(self, plan: Plan, victim: Sequence, beneficiary: Sequence) -> None:
         plan.drop(victim)
         plan.released.append(victim.row)
         self._high_water[victim.id] = max(self._high_water.get(victim.id, 0), victim.computed)
-        victim.slots_unused = self.allocator.unused(victim.id)
+        victim.slots_unused = self.allocator.unused(victim.id, victim.computed)
         freed, lost = self.preemption.preempt(victim)
         self._vacate(victim)
         victim.status = Status.PREEMPTED
@@ -194,7 +199,7 @@ class Scheduler:
         plan.preempted.append(PreemptionRecord(victim.id, beneficiary.id, "pool exhausted", freed, lost))
 
     def _leave(self, seq: Sequence) -> None:
-        seq.slots_unused = self.allocator.unused(seq.id)
+        seq.slots_unused = self.allocator.unused(seq.id, seq.computed)
         self.allocator.release(seq.id)
         self._released.append(seq.row)
         self._high_water.pop(seq.id, None)

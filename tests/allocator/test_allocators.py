@@ -40,7 +40,7 @@ def test_what_an_admission_takes(name, table, reserved, tail):
     assert a.usage() == Usage(tokens=0, reserved=reserved, block_tail=tail, cached_idle=0, free=free)
     assert a.grow(seq.id, 5) == []
     assert a.usage() == Usage(tokens=5, reserved=reserved - 5, block_tail=tail, cached_idle=0, free=free)
-    assert a.unused(seq.id) == reserved - 5
+    assert a.unused(seq.id, 5) == reserved - 5
     a.audit()
 
 

@@ -191,13 +191,39 @@ def test_a_signal_at_any_moment_leaves_a_whole_folder_or_none(tmp_path, delay_s,
         assert not list(folder.glob(".tmp-*"))
 
 
+@pytest.mark.parametrize("gap_s", [0.0005, 0.01, 0.1])
+def test_a_second_signal_while_the_folder_is_written_tears_nothing(tmp_path, gap_s):
+    words = command(*LONG, f"hydra.run.dir={tmp_path / 'run'}")
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline().startswith("KV cache:")
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    time.sleep(gap_s)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert summary(tmp_path / "run")["status"] == "interrupted"
+    assert len(pq.read_table(tmp_path / "run" / "timeline.parquet")) > 0
+
+
+def test_an_unfinished_run_does_not_replace_a_completed_one(tmp_path):
+    folder = tmp_path / "run"
+    assert call(*QUICK, f"hydra.run.dir={folder}").returncode == 0
+    before = (folder / "summary.json").read_bytes()
+    words = command(*LONG, f"hydra.run.dir={folder}")
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline().startswith("KV cache:")
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert said.splitlines()[-1] == f"run folder: {folder / 'interrupted'}"
+    assert (folder / "summary.json").read_bytes() == before
+    assert summary(folder / "interrupted")["status"] == "interrupted"
+
+
 def test_an_interrupted_sweep_stops_and_shows_what_it_has(tmp_path):
     words = ["-m", "seed=0,1,2", *LONG, f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     process = subprocess.Popen(command(*words), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "sweep" / "0").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.7)
+    assert process.stdout.readline().startswith("KV cache:")  # the first job serves
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130

@@ -65,7 +65,7 @@ def test_recorded_sizes_cover_every_batch_with_few_recordings():
 def test_a_kernel_that_cannot_be_recorded_is_refused():
     model, shape = load(conf_model("tiny_llama"))
     plan = CachePlan(lambda free: 8, 4, 2, 32)
-    with pytest.raises(ConfigError, match="executor.cuda_graphs=true: kernel=reference cannot be recorded"):
+    with pytest.raises(ConfigError, match=r"executor\.cuda_graphs=true: kernel=reference cannot be recorded"):
         TorchExecutor(model, shape, KERNELS["reference"](), plan, CountingRecord())
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 
-import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,17 +17,27 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import pagedlab.kernels.torch as torch_kernel
 from pagedlab.core.errors import ConfigError
-from pagedlab.kernels.base import KERNELS, PagedBatch
+from pagedlab.kernels.base import KERNELS, PagedBatch, make_kernel
 
-VARIANTS = list(KERNELS)
+
+def runs_here(name):
+    """Those that need a GPU, and find none, have suites of their own."""
+    try:
+        KERNELS[name]()
+    except ConfigError:
+        return False
+    return True
+
+
+VARIANTS = [name for name in KERNELS if runs_here(name)]
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 NAN = float("nan")
 
 # Both atol and rtol. The inputs are rounded before either side sees them, so what is left is the variant's own
-# arithmetic: sums of up to a thousand products in the full types (and in fp32 matrix products of the hardware's choice),
-# and in the half types the rounding of the probabilities and of the result, 2^-11 and 2^-8 of numbers below 4.
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+# arithmetic: sums of up to a thousand products in the full types, and in the half types the rounding of the
+# probabilities and of the result (2^-11 and 2^-8 of themselves). Measured errors are a quarter of these, or less.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 # What a row of a block table may hold beyond its own blocks: nothing, leavings, and numbers that are no blocks at all.
 GARBAGE = (2**31 - 1, -1, 0, -(2**31), 10**6)
@@ -84,7 +93,7 @@ class Problem:
 
         held = [-(-context // block_size) for context, _ in lengths]
         num_blocks = sum(held) + 3
-        ids = torch.randperm(num_blocks, generator=self.random).tolist()
+        ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).tolist()  # whatever the seed
         columns = max(held) + more_columns
         tables = [[ids.pop() for _ in range(n)] for n in held]
         garbage = [[GARBAGE[(s + c) % len(GARBAGE)] for c in range(columns)] for s in range(len(held))]
@@ -175,10 +184,10 @@ def device(request, variant):
 def serves(kernel, dtype, device):
     """Whether this variant takes such a cache; when not, it must say so itself."""
     if dtype in kernel.dtypes:
-        kernel.check(dtype, torch.device(device))
+        kernel.check(dtype, torch.device(device), 64, 16)
         return True
     with pytest.raises(ConfigError, match=f"kernel={kernel.name}.*unsupported"):
-        kernel.check(dtype, torch.device(device))
+        kernel.check(dtype, torch.device(device), 64, 16)
     return False
 
 
@@ -231,7 +240,15 @@ def test_a_window_in_half_precision(variant, device, dtype):
 
 @pytest.mark.parametrize(
     ("decodes", "prefills"),
-    [((1,), ()), ((30,), ()), ((), ((1, 1),)), ((), ((30, 30),)), ((), ((30, 1),)), ((5, 6, 7), ()), ((), ((4, 4),) * 3)],
+    [
+        ((1,), ()),
+        ((30,), ()),
+        ((), ((1, 1),)),
+        ((), ((30, 30),)),
+        ((), ((30, 1),)),
+        ((5, 6, 7), ()),
+        ((), ((4, 4),) * 3),
+    ],
 )
 def test_a_batch_of_one_and_batches_of_one_kind(variant, device, decodes, prefills):
     Problem(decodes, prefills, device=device).check(variant)
@@ -284,27 +301,10 @@ def test_layers_of_one_step_share_a_batch_and_differ_in_data_and_window(variant,
     sizes = (3, 11, 30), ((6, 6), (21, 4))
     shared = Problem(*sizes, device=device).batch
     for layer, window in enumerate((None, 4, None, 9, 4)):
-        problem = Problem(*sizes, device=device, window=window, seed=0 if layer == 0 else layer)
-        # Blocks are where the first layer has them: the data of another layer, in the same places.
-        places = Problem(*sizes, device=device)
-        fill(problem, places)
+        problem = Problem(*sizes, device=device, window=window, seed=layer)
+        assert torch.equal(problem.batch.slot_mapping, shared.slot_mapping)
         problem.batch = shared
         problem.check(variant)
-
-
-def fill(problem, places):
-    """Move a problem's data into the blocks that another one of the same sizes holds."""
-    block_size = problem.k_cache.shape[1]
-    poison = torch.full_like(problem.k_cache, NAN)
-    before_k, before_v, after_k, after_v = (poison.clone() for _ in range(4))
-    for s, context in enumerate(places.batch.contexts):
-        table = places.batch.block_tables[s].tolist()
-        for p in range(context):
-            place = table[p // block_size], p % block_size
-            after_k[place], after_v[place] = problem.keys[s][p], problem.values[s][p]
-            if p < context - len(problem.queries[s]):
-                before_k[place], before_v[place] = problem.keys[s][p], problem.values[s][p]
-    problem.k_cache, problem.v_cache, problem.written_k, problem.written_v = before_k, before_v, after_k, after_v
 
 
 # ---- writing ------------------------------------------------------------------------------------------------------
@@ -335,13 +335,13 @@ def test_slot_minus_one_writes_nothing_even_from_a_row_of_nan(variant, device, d
 def test_a_pool_of_more_than_two_to_the_31_elements(variant, device):
     """Offsets in 64 bits: the last block of 4 GiB. The memory is asked for and, but for a few pages, never touched."""
     shape = (2**31 // (16 * 2 * 64) + 5, 16, 2, 64)
-    free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
-    if free < 6 * 2**30:
-        pytest.skip("needs 6 GiB of free memory")
     if not serves(variant, torch.float16, device):
         return
     # One tensor is both caches: keys and values are the same numbers here.
-    cache = torch.empty(shape, dtype=torch.float16, device=device)
+    try:
+        cache = torch.empty(shape, dtype=torch.float16, device=device)
+    except RuntimeError:
+        pytest.skip("needs 4 GiB of address space, or of the device's memory")
     assert cache.numel() > 2**31
     problem = Problem((21,), ((19, 19),), 16, dtype=torch.float16, device=device)
     problem.values = problem.keys
@@ -366,9 +366,9 @@ def test_a_pool_of_more_than_two_to_the_31_elements(variant, device):
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.complex64], ids=str)
 def test_a_dtype_it_cannot_serve_is_refused_with_those_it_can(variant, dtype):
     with pytest.raises(ConfigError) as caught:
-        variant.check(dtype, torch.device(variant.devices[0]))
+        variant.check(dtype, torch.device(variant.devices[0]), 64, 16)
     name = str(dtype).removeprefix("torch.")
-    assert f"kernel={variant.name}: model.dtype={name} unsupported, expected " in str(caught.value)
+    assert f"kernel={variant.name}: model.dtype={name} unsupported, expected one of " in str(caught.value)
     for supported in variant.dtypes:
         assert str(supported).removeprefix("torch.") in str(caught.value).split("expected")[1]
 
@@ -376,15 +376,63 @@ def test_a_dtype_it_cannot_serve_is_refused_with_those_it_can(variant, dtype):
 @pytest.mark.parametrize("device", ["meta", "mps", "xpu:1"])
 def test_a_device_it_cannot_serve_is_refused_with_those_it_can(variant, device):
     with pytest.raises(ConfigError) as caught:
-        variant.check(variant.dtypes[0], torch.device(device))
-    expected = ", ".join(variant.devices)
-    assert str(caught.value) == f"kernel={variant.name}: device {device} unsupported, expected {expected}"
+        variant.check(variant.dtypes[0], torch.device(device), 64, 16)
+    said, kind = ", ".join(variant.devices), device.partition(":")[0]
+    assert str(caught.value) == f"kernel={variant.name}: executor.device={kind} unsupported, expected one of {said}"
+
+
+class Picky(KERNELS["reference"]):
+    name = "picky"
+    head_dims = frozenset({64, 128})
+    block_sizes = frozenset({16})
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "line"),
+    [
+        (80, 16, "kernel=picky: head size=80 unsupported, expected one of 64, 128"),
+        (64, 8, "kernel=picky: block_size=8 unsupported, expected one of 16"),
+    ],
+)
+def test_a_size_it_cannot_serve_is_refused_with_those_it_can(head_dim, block_size, line):
+    with pytest.raises(ConfigError) as caught:
+        Picky().check(torch.float32, torch.device("cpu"), head_dim, block_size)
+    assert str(caught.value) == line
+    Picky().check(torch.float32, torch.device("cpu"), 128, 16)
+
+
+def test_auto_is_the_fastest_that_can_serve():
+    cpu = torch.device("cpu")
+    assert make_kernel("auto", torch.bfloat16, cpu, 64, 16).name == "cpu"
+    assert make_kernel("auto", torch.float64, cpu, 64, 16).name == "torch"  # which cpu cannot
+    assert make_kernel("reference", torch.bfloat16, cpu, 64, 16).name == "reference"
+    with pytest.raises(ConfigError, match=r"kernel=cpu: model\.dtype=float64 unsupported"):
+        make_kernel("cpu", torch.float64, cpu, 64, 16)
+
+
+def test_blocks_are_copied_in_every_layer_and_swapped_to_another_pool_and_back(variant):
+    torch.manual_seed(0)
+    dtype = variant.dtypes[0]
+    k, v = ([torch.randn(6, 4, 2, 64, dtype=dtype) for _ in range(2)] for _ in range(2))
+    before = [cache.clone() for cache in (*k, *v)]
+    variant.copy_blocks(k, v, torch.tensor([[0, 3], [5, 1]]))
+    for cache, old in zip((*k, *v), before, strict=True):
+        assert torch.equal(cache[[3, 1]], old[[0, 5]])
+        assert torch.equal(cache[[0, 2, 4, 5]], old[[0, 2, 4, 5]])
+    host = [torch.zeros(3, 4, 2, 64, dtype=dtype) for _ in range(4)]
+    device = [*k, *v]
+    kept = [cache[[2, 4]].clone() for cache in device]
+    variant.swap_blocks(device, host, torch.tensor([[2, 0], [4, 2]]))
+    for cache in device:
+        cache[[2, 4]] = 0
+    variant.swap_blocks(host, device, torch.tensor([[0, 2], [2, 4]]))
+    assert all(torch.equal(cache[[2, 4]], blocks) for cache, blocks in zip(device, kept, strict=True))
 
 
 def test_what_it_supports_passes_the_check(variant):
     for dtype in variant.dtypes:
         for device in variant.devices:
-            variant.check(dtype, torch.device(device))
+            variant.check(dtype, torch.device(device), 64, 16)
 
 
 # ---- the comparison can fail --------------------------------------------------------------------------------------

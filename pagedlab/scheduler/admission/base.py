@@ -12,6 +12,9 @@ from pagedlab.core.request import Sequence
 class Admission(ABC):
     """Asked once for each candidate. Never says no to a candidate that fits an empty pool: it would wait for ever."""
 
+    refuses_for_memory = True
+    """Whether a refusal means that memory is short: free slots then count as external."""
+
     def __init__(self, allocator: Allocator, watermark: float):
         self.allocator = allocator
         self.watermark_blocks = int(watermark * allocator.pool.num_blocks)

@@ -10,5 +10,7 @@ from pagedlab.scheduler.admission.base import ADMISSIONS, Admission
 class OneAtATime(Admission):
     """Admits only into an empty pool."""
 
+    refuses_for_memory = False
+
     def allows(self, seq: Sequence, pool_is_empty: bool) -> bool:
         return pool_is_empty and self.allocator.can_admit(seq)

@@ -1,0 +1,334 @@
+"""The checks of the machine find seeded faults: each mutation below breaks the core in one place, and must be caught.
+
+A mutation rewrites one piece of source text of one function, or replaces the function; where that text has gone, the
+mutation says so instead of mutating nothing. Up to PROGRAMS seeded programs are run, the first failure ends the hunt.
+The product's own `audit` is silenced, so that what catches a fault is independent of it.
+`pytest -rP` lists which check caught what, and in which program.
+"""
+
+import inspect
+import sys
+import textwrap
+
+import pytest
+
+from pagedlab.allocator.base import Allocator
+from pagedlab.allocator.contiguous import ContiguousAllocator
+from pagedlab.allocator.oracle import Oracle
+from pagedlab.allocator.paged import PagedAllocator
+from pagedlab.allocator.pool import BlockPool
+from pagedlab.allocator.power_of_two import PowerOfTwo
+from pagedlab.allocator.reserve_output import ReserveOutput
+from pagedlab.allocator.runs import Buddy, FirstFit
+from pagedlab.core.clock import VirtualClock
+from pagedlab.core.plan import Plan
+from pagedlab.executor.fingerprint import FingerprintExecutor
+from pagedlab.executor.inputs import InputBuilder
+from pagedlab.preemption.recompute import Recompute
+from pagedlab.preemption.victim.last_arrived import LastArrived
+from pagedlab.preemption.victim.most_blocks import MostBlocks
+from pagedlab.scheduler.admission.on_demand import OnDemand
+from pagedlab.scheduler.admission.one_at_a_time import OneAtATime
+from pagedlab.scheduler.batching.chunked import Chunked
+from pagedlab.scheduler.batching.prefill_first import PrefillFirst
+from pagedlab.scheduler.order.base import Order
+from pagedlab.scheduler.order.fcfs import Fcfs
+from pagedlab.scheduler.scheduler import Scheduler
+from tests.engine.machine import Violation, random_program
+
+PROGRAMS = 300
+
+
+def rewrite(patch, owner, name, old, new):
+    """Put `new` for `old` in the source of owner.name, which must hold it once."""
+    source = textwrap.dedent(inspect.getsource(owner.__dict__[name]))
+    assert source.count(old) == 1, f"{owner.__name__}.{name} no longer holds {old!r} once: mend this mutation"
+    scope = dict(vars(sys.modules[owner.__module__]))
+    code = compile("from __future__ import annotations\n" + source.replace(old, new), f"<mutated {name}>", "exec")
+    exec(code, scope)
+    patch.setattr(owner, name, scope[name])
+
+
+class Twice(list):
+    """A free queue that does not notice a block it already has (the double free of vLLM #42571)."""
+
+    def popitem(self, last):
+        return self.pop(-1 if last else 0), None
+
+    def __setitem__(self, block, _):
+        self.append(block)
+
+    def __delitem__(self, block):
+        self.remove(block)
+
+
+def double_free(patch):
+    made = BlockPool.__init__
+
+    def with_a_plain_list(self, num_blocks, block_size):
+        made(self, num_blocks, block_size)
+        self._free = Twice(range(num_blocks))
+
+    patch.setattr(BlockPool, "__init__", with_a_plain_list)
+    again = "if block == ids[-1]:\n                self._free[block] = None\n            freed += 1"
+    rewrite(patch, BlockPool, "release", "freed += 1", again)
+
+
+def failed_allocation_takes_some(patch):
+    allocate = BlockPool.allocate
+
+    def greedy(self, n):
+        if n > len(self._free):
+            allocate(self, len(self._free))
+        return allocate(self, n)
+
+    patch.setattr(BlockPool, "allocate", greedy)
+
+
+def buddy_merges_the_wrong_neighbour(patch):
+    def give_back(self, start, length):
+        while start + length in self._free.get(length, ()):
+            self._free[length].remove(start + length)
+            length *= 2
+        self._free.setdefault(length, set()).add(start)
+
+    patch.setattr(Buddy, "give_back", give_back)
+
+
+def refused_admission_takes_a_block(patch):
+    def allows(self, seq, pool_is_empty):
+        fits = self.allocator.can_admit(seq, keep_free=0 if pool_is_empty else self.watermark_blocks)
+        if not fits and self.allocator.pool.num_free:
+            self.allocator.pool.allocate(1)
+        return fits
+
+    patch.setattr(OnDemand, "allows", allows)
+
+
+MUTATIONS = {
+    # ---- the pool
+    "allocated_without_a_reference": (BlockPool, "allocate", "self.ref[block] = 1", "pass"),
+    "double_free_into_the_queue": double_free,
+    "released_root_first": (BlockPool, "release", "reversed(ids)", "ids"),
+    "release_forgets_the_last_block": (BlockPool, "release", "reversed(ids)", "reversed(ids[:-1])"),
+    "release_leaves_the_references": (BlockPool, "release", "self.ref[block] -= 1", "pass"),
+    "allocated_blocks_stay_in_the_queue": (
+        BlockPool,
+        "allocate",
+        "[self._free.popitem(last=False)[0] for _ in range(n)]",
+        "list(self._free)[:n]",
+    ),
+    "newest_free_block_is_taken_first": (BlockPool, "allocate", "last=False", "last=True"),
+    "failed_allocation_takes_some": failed_allocation_takes_some,
+    "take_leaves_the_queue_alone": (BlockPool, "take", "del self._free[block]", "pass"),
+    # ---- tables and sums
+    "one_block_too_few_at_admission": (
+        PagedAllocator,
+        "_blocks_at_admission",
+        "blocks_for(seq.num_tokens, self.pool.block_size)",
+        "max(1, seq.num_tokens // self.pool.block_size)",
+    ),
+    "one_block_too_many_at_admission": (
+        PagedAllocator,
+        "_blocks_at_admission",
+        "blocks_for(seq.num_tokens, self.pool.block_size)",
+        "seq.num_tokens // self.pool.block_size + 1",
+    ),
+    "growth_comes_one_token_late": (
+        PagedAllocator,
+        "_blocks_for_growth",
+        "blocks_for(num_tokens",
+        "blocks_for(num_tokens - 1",
+    ),
+    "growth_comes_one_token_early": (
+        PagedAllocator,
+        "_blocks_for_growth",
+        "blocks_for(num_tokens",
+        "blocks_for(num_tokens + 1",
+    ),
+    "growth_is_not_put_into_the_table": (Allocator, "grow", "holding.table.extend(new)", "pass"),
+    "growth_raises_no_promise": (Allocator, "grow", "holding.promised = num_tokens", "pass"),
+    "failed_growth_counts_the_token": (
+        Allocator,
+        "grow",
+        "new is None:\n",
+        "new is None:\n            self._tokens += 1\n",
+    ),
+    "token_sum_is_not_decremented": (Allocator, "release", "self._tokens -= holding.tokens", "pass"),
+    "promised_sum_is_not_decremented": (Allocator, "release", "self._promised -= holding.promised", "pass"),
+    "table_sum_is_not_decremented": (Allocator, "release", "self._table_entries -= len(holding.table)", "pass"),
+    "usage_counts_the_tail_twice": (
+        Allocator,
+        "usage",
+        "self._promised - self._tokens",
+        "self._table_entries * size - self._tokens",
+    ),
+    "usage_calls_reserved_what_is_tail": (
+        Allocator,
+        "usage",
+        "reserved=self._promised - self._tokens,\n        block_tail=self._table_entries * size - self._promised",
+        "reserved=self._table_entries * size - self._tokens,\n        block_tail=0",
+    ),
+    "released_sequence_is_still_held": (
+        Allocator,
+        "release",
+        "self.holdings.pop(seq_id, None)",
+        "self.holdings.get(seq_id)",
+    ),
+    "can_admit_forgets_the_watermark": (PagedAllocator, "can_admit", " + keep_free", ""),
+    "never_fits_is_off_by_one": (Allocator, "refusal", "need <= self.max_run", "need <= self.max_run + 1"),
+    # ---- contiguous runs
+    "buddy_merges_the_wrong_neighbour": buddy_merges_the_wrong_neighbour,
+    "buddy_never_merges": (Buddy, "give_back", "while (start ^ length) in", "while None in"),
+    "buddy_keeps_no_other_half": (Buddy, "take", "self._free.setdefault(size, set()).add(start + size)", "pass"),
+    "first_fit_hands_out_a_block_twice": (
+        FirstFit,
+        "take",
+        "(start + length, free - length)",
+        "(start + length - 1, free - length + 1)",
+    ),
+    "first_fit_does_not_merge_to_the_left": (FirstFit, "give_back", "if i > 0 and", "if False and"),
+    "first_fit_does_not_merge_to_the_right": (FirstFit, "give_back", "if i < len(self._free) and", "if False and"),
+    "last_fit": (FirstFit, "take", "enumerate(self._free)", "reversed(list(enumerate(self._free)))"),
+    "run_is_not_given_back": (ContiguousAllocator, "_returned", "self._runs.give_back(table[0], len(table))", "pass"),
+    "oracle_reserves_one_slot_too_few": (Oracle, "slots", "- 1", "- 2"),
+    "declared_output_reserves_one_slot_too_many": (
+        ReserveOutput,
+        "slots",
+        "request.max_slots",
+        "request.max_slots + 1",
+    ),
+    "power_of_two_rounds_down": (PowerOfTwo, "slots", "- 1).bit_length()", ").bit_length() >> 1"),
+    # ---- preemption
+    "preempt_loses_a_token": (Recompute, "preempt", "lost,", "seq.output and seq.output.pop()\n    lost,"),
+    "preempt_does_not_reset_computed": (
+        Recompute,
+        "preempt",
+        "lost, seq.computed = seq.computed, 0",
+        "lost = seq.computed",
+    ),
+    "preempt_forgets_to_release": (Recompute, "preempt", "self.allocator.release(seq.id)", "0"),
+    "preempt_says_it_lost_nothing": (Recompute, "preempt", ", lost\n", ", 0\n"),
+    "earliest_is_the_victim": (LastArrived, "choose", "max(", "min("),
+    "smallest_holder_is_the_victim": (MostBlocks, "choose", "max(", "min("),
+    "victim_stays_in_the_batch": (Plan, "drop", "if seq in self.batch", "if False"),
+    "victims_growth_stays_in_the_plan": (Plan, "drop", "if growth.row != seq.row", ""),
+    "victims_tokens_stay_in_the_total": (
+        Plan,
+        "drop",
+        "self.total_tokens -= self.num_tokens.pop(i)",
+        "self.num_tokens.pop(i)",
+    ),
+    "victim_is_not_queued_again": (Scheduler, "_preempt", "self.order.push(victim)", "pass"),
+    # ---- the scheduler
+    "growth_is_not_told_to_the_executor": (Scheduler, "decode", "if new:", "if False:"),
+    "growth_starts_one_entry_late": (Scheduler, "decode", "len(holding.table) - len(new)", "len(holding.table)"),
+    "released_row_is_not_told": (Scheduler, "_leave", "self._released.append(seq.row)", "pass"),
+    "finish_forgets_to_release": (Scheduler, "_leave", "self.allocator.release(seq.id)", "pass"),
+    "ended_sequence_keeps_its_row": (Scheduler, "_vacate", "self._rows.append(seq.row)", "pass"),
+    "row_is_reused_while_in_use": (Scheduler, "admit_next", "self._rows.pop()", "self._rows[-1]"),
+    "admission_ignores_the_watermark": (OnDemand, "allows", "0 if pool_is_empty else self.watermark_blocks", "0"),
+    "watermark_holds_in_an_empty_pool": (OnDemand, "allows", "0 if pool_is_empty else ", ""),
+    "refused_admission_takes_a_block": refused_admission_takes_a_block,
+    "one_at_a_time_admits_two": (OneAtATime, "allows", "pool_is_empty and ", ""),
+    "memory_blocked_is_forgotten": (
+        Scheduler,
+        "schedule",
+        "bool(plan.preempted) or self._head_lacks_blocks()",
+        "bool(plan.preempted)",
+    ),
+    "admission_in_a_step_that_preempted": (Scheduler, "admit_next", "plan.preempted or", "False or"),
+    "recomputed_counts_new_tokens": (Scheduler, "commit", "min(high, seq.computed + fed) - seq.computed", "fed"),
+    "recomputed_is_not_counted": (Scheduler, "commit", "seq.computed < high", "False"),
+    "only_the_last_preemption_is_recomputed": (
+        Scheduler,
+        "_preempt",
+        "max(self._high_water.get(victim.id, 0), victim.computed)",
+        "victim.computed",
+    ),
+    "aborted_while_preempted_is_remembered": (Scheduler, "abort", "self._high_water.pop(seq.id, None)", "pass"),
+    "aborted_request_stays_queued": (Order, "remove", "self._heap = [", "_ = ["),
+    "removal_breaks_the_order_of_the_queue": (Order, "remove", "heapq.heapify(self._heap)", "self._heap.reverse()"),
+    "preempted_goes_to_the_back": (
+        Fcfs,
+        "key",
+        "return seq.request.arrival_s",
+        "return seq.request.arrival_s + (1e9 if seq.preemptions else 0)",
+    ),
+    "last_come_first_served": (Fcfs, "key", "seq.request", "-seq.request"),
+    "of_two_that_arrive_at_once_the_later_id_is_first": (Order, "push", "seq.id", "-seq.id"),
+    "max_tokens_is_not_cut": (Scheduler, "submit", "replace(request, max_tokens=room)", "request"),
+    "token_is_emitted_twice": (Scheduler, "commit", "seq.output.append(token)", "seq.output += [token, token]"),
+    "time_stands_still": (VirtualClock, "advance", "self._now += seconds", "pass"),
+    "unused_slots_are_not_told": (Scheduler, "_leave", "seq.slots_unused = ", "_ = "),
+    "prompt_longer_than_the_budget_waits_for_ever": (PrefillFirst, "_fits", " or budget == self.max_tokens", ""),
+    "chunk_exceeds_the_budget": (Chunked, "fill", "min(new.to_compute, budget)", "new.to_compute"),
+    "decodes_exceed_the_budget": (PrefillFirst, "fill", "plan.total_tokens == self.max_tokens", "False"),
+    "whole_prompts_exceed_the_budget": (PrefillFirst, "fill", "min(new.to_compute, budget)", "new.to_compute"),
+    "prompts_begun_are_forgotten": (Chunked, "fill", "scheduler.prefilling()", "[]"),
+    # ---- the input builder
+    "stale_block_table_row": (InputBuilder, "apply", "in plan.grown", "in ()"),
+    "row_remembers_its_last_owner": (
+        InputBuilder,
+        "apply",
+        "len(new.token_ids), 0",
+        "len(new.token_ids), self.computed[new.row]",
+    ),
+    "tokens_of_the_last_owner": (
+        InputBuilder,
+        "apply",
+        "self.tokens[new.row, : len(new.token_ids)] = new.token_ids",
+        "self.tokens[new.row, : len(new.token_ids) - 1] = new.token_ids[:-1]",
+    ),
+    "slot_mapping_off_by_one_at_a_block_edge": (
+        InputBuilder,
+        "build",
+        "self.block_table[token_rows, entries]",
+        "self.block_table[token_rows, np.maximum(positions - 1, 0) // self.block_size]",
+    ),
+    "slot_mapping_forgets_the_offset": (InputBuilder, "build", " + offsets", ""),
+    "rows_are_not_moved_on": (InputBuilder, "build", "self.computed[rows] = context", "pass"),
+    "decodes_first_is_forgotten_in_the_samples": (InputBuilder, "build", "order[samples]", "np.flatnonzero(samples)"),
+    "table_row_one_block_too_short": (
+        InputBuilder,
+        "build",
+        "-(-int(context.max()) // self.block_size)",
+        "int(context.max()) // self.block_size",
+    ),
+    "sampled_token_overwrites_the_last": (
+        InputBuilder,
+        "append",
+        "self.known[rows]] = tokens",
+        "self.known[rows] - 1] = tokens",
+    ),
+    "executor_reads_one_slot_too_few": (FingerprintExecutor, "_slots", "np.arange(context)", "np.arange(context - 1)"),
+}
+
+
+def hunt():
+    """(name of the check, program, what it said) of the first program that fails; None when all pass."""
+    for seed in range(PROGRAMS):
+        try:
+            random_program(seed)
+        except Violation as violation:
+            return violation.check, seed, str(violation)
+        except Exception as error:  # the product fell over by itself
+            return type(error).__name__, seed, str(error)
+    return None
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_seeded_fault_is_caught(name, record_property):
+    mutation = MUTATIONS[name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scheduler, "audit", lambda self: None)
+        mutation(patch) if callable(mutation) else rewrite(patch, *mutation)
+        caught = hunt()
+    assert caught is not None, f"{PROGRAMS} programs passed"
+    check, program, said = caught
+    record_property("caught_by", check)
+    print(f"{name}: caught by {check} in program {program}: {said[:300]}")
+
+
+def test_the_clean_core_passes_as_many_programs():
+    assert hunt() is None

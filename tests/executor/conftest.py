@@ -1,0 +1,12 @@
+"""One thread for torch: two processes that spin for the same cores are many times slower than one that has none."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
