@@ -25,10 +25,6 @@ class BlockPool:
     def num_free(self) -> int:
         return len(self._free)
 
-    @property
-    def num_held(self) -> int:
-        return self.num_blocks - len(self._free)
-
     def free_ids(self) -> list[int]:
         """The free blocks, next to be handed out first."""
         return list(self._free)

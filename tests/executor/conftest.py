@@ -10,3 +10,10 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def one_thread_again(one_thread):
+    """An executor made from settings sets the number of threads that they say."""
+    yield
+    torch.set_num_threads(1)

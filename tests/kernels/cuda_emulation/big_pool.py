@@ -43,7 +43,7 @@ class Mixed(EmulatedKernel):
     """Sound kernels, but those of a variant where it has them."""
 
     def _launch(self, kernel, grid, threads, *arguments):
-        variant, self.variant = self.variant, self.variant if (self.variant, *kernel) in self.library.index else "sound"
+        variant, self.variant = self.variant, self.variant if (self.variant, *kernel) in self.built.index else "sound"
         super()._launch(kernel, grid, threads, *arguments)
         self.variant = variant
 

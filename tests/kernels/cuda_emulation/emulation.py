@@ -150,7 +150,7 @@ class EmulatedKernel(CupyKernel):
 
     def __init__(self, library: Library, variant: str = "sound", split_tokens: int | None = None):
         super().__init__()
-        self.library, self.variant, self.split_tokens = library, variant, split_tokens
+        self.built, self.variant, self.split_tokens = library, variant, split_tokens
         self.launched: list[tuple[str, tuple[int, int, int]]] = []
 
     def decode(self, *arguments, **options):
@@ -175,7 +175,7 @@ class EmulatedKernel(CupyKernel):
     def _launch(self, kernel, grid, threads, *arguments):
         self.launched.append((kernel[1].partition("<")[0], grid))
         values = [np.uint64(a.data_ptr()) if isinstance(a, torch.Tensor) else a for a in arguments]
-        self.library.run(self.variant, kernel, grid, threads, values)
+        self.built.run(self.variant, kernel, grid, threads, values)
 
     def _copy_runs(self, sources, destinations, pairs, device):
         for source_, destination in zip(sources, destinations, strict=True):
