@@ -40,16 +40,15 @@ def serve(
                 recorder.idle(now, clock.wait_until(arrivals[0].arrival_s), scheduler.allocator.usage())
             continue
         plan = scheduler.schedule()
-        usage = scheduler.allocator.usage()
+        usage, sharing = scheduler.allocator.usage(), scheduler.allocator.sharing()
         if not plan.batch:
             raise EngineStalled(f"nothing can run: {patience.dump()}")
         outcome = executor.execute(plan)
         end = clock.advance(outcome.seconds)
-        waiting, running = scheduler.num_waiting, len(scheduler.running)
+        waiting, running = scheduler.num_waiting, scheduler.num_running
         finished = scheduler.commit(plan, outcome, end)
-        sampled = sum(token >= 0 for token in outcome.tokens)
-        recorder.step(now, end, plan, usage, running, waiting, finished, sampled)
-        patience.saw(sampled)
+        recorder.step(now, end, plan, outcome, usage, sharing, running, waiting, finished)
+        patience.saw(max(outcome.tokens) >= 0)
         if audit_every and len(recorder.steps) % audit_every == 0:
             scheduler.audit()
     scheduler.audit()
@@ -59,17 +58,19 @@ def serve(
 class _Patience:
     """Ends a run that goes in circles: a thrash of preemptions finishes no token, and would never end by itself.
 
-    A healthy engine feeds its longest prompt in max_model_len / token limit steps and then samples; the 2N steps on
-    top are generous.
+    A healthy engine feeds its longest prompt in max_model_len / token limit steps and then samples, a preempted request
+    of several outputs all that these hold, at most the pool; the 2N steps on top are generous.
     """
 
     def __init__(self, scheduler: Scheduler):
         self._scheduler = scheduler
         allocator = scheduler.allocator
-        self._limit = 2 * allocator.pool.num_blocks + allocator.max_model_len // scheduler.batching.max_tokens + 1
+        slots = allocator.pool.num_blocks * allocator.pool.block_size
+        most_fed = max(allocator.max_model_len, slots)
+        self._limit = 2 * allocator.pool.num_blocks + most_fed // scheduler.batching.max_tokens + 1
         self._barren = 0
 
-    def saw(self, sampled: int) -> None:
+    def saw(self, sampled: bool) -> None:
         self._barren = 0 if sampled else self._barren + 1
         if self._barren > self._limit:
             raise EngineStalled(f"no token finished in {self._barren} steps: {self.dump()}")

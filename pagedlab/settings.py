@@ -64,10 +64,19 @@ class PreemptionSettings:
 
 @dataclass
 class SamplingSettings:
+    """n: outputs of each request, each sampled by a seed of its own. best_of: sample so many and answer with the n most
+    likely; null is n. beam_width above 1: beam search. Its beams are scored by log probability / length **
+    length_penalty; early_stopping: false, true or never, as in transformers."""
+
     temperature: float
     top_p: float
     top_k: int
     ignore_eos: bool
+    n: int = 1
+    best_of: Optional[int] = None
+    beam_width: int = 1
+    length_penalty: float = 1.0
+    early_stopping: str = "false"
 
 
 @dataclass
@@ -147,13 +156,14 @@ class TorchExecutorSettings:
 
 @dataclass
 class FingerprintExecutorSettings:
-    """A fake forward on a virtual clock: a step costs step_s + tokens x token_s seconds."""
+    """A fake forward on a virtual clock: a step costs step_s + tokens x token_s + copied blocks x copy_s seconds."""
 
     name: str
     vocab_size: int
     eos_token_id: Optional[int]
     step_s: float
     token_s: float
+    copy_s: float
 
 
 @dataclass

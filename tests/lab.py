@@ -53,9 +53,9 @@ def make_scheduler(
     )
 
 
-def make_executor(scheduler, eos=None, step_s=0.01, token_s=0.0):
+def make_executor(scheduler, eos=None, step_s=0.01, token_s=0.0, copy_s=0.0):
     a = scheduler.allocator
-    settings = FingerprintExecutorSettings("fingerprint", VOCAB, eos, step_s, token_s)
+    settings = FingerprintExecutorSettings("fingerprint", VOCAB, eos, step_s, token_s, copy_s)
     plan = CachePlan(lambda free: a.pool.num_blocks, a.pool.block_size, scheduler.max_num_seqs, a.max_model_len)
     return FingerprintExecutor(settings, plan)
 

@@ -1,14 +1,20 @@
-"""The allocator contract: who may hold which blocks, and where every slot of the pool is."""
+"""The allocator contract: who may hold which blocks, and where every slot of the pool is.
+
+Sequences of one request may share blocks: a fork gives a sequence all that another one holds. A shared block is never
+written: what would write into it gets a block of its own first, and a copy (copy-on-write). So only the partly filled
+last block is ever copied, and the last that maps it writes in place.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.core.errors import InvariantError, OutOfBlocks
 from pagedlab.core.registry import Registry
-from pagedlab.core.request import Request, Sequence
+from pagedlab.core.request import Key, Request, Sequence
 
 
 def blocks_for(slots: int, block_size: int) -> int:
@@ -17,7 +23,7 @@ def blocks_for(slots: int, block_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Where every slot of the pool is; the five sum to N x B exactly.
+    """Where every slot of the pool is; the five sum to N x B exactly. A shared slot is one slot, counted once.
 
     tokens: hold the KV of a token (that of the step being run included). reserved: promised to a sequence
     beyond its tokens. block_tail: the rest of a sequence's last block, promised to nobody. cached_idle: kept
@@ -35,6 +41,15 @@ class Usage:
         return self.tokens + self.reserved + self.block_tail + self.cached_idle + self.free
 
 
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """mapped: entries of all block tables, so as many blocks as would be held if none was shared. saved: by how many
+    fewer are held."""
+
+    mapped: int = 0
+    saved: int = 0
+
+
 @dataclass(slots=True)
 class Holding:
     """What one sequence holds. promised: slots it may fill without asking again; entered: the promise at admission.
@@ -47,10 +62,11 @@ class Holding:
 
 
 class Allocator(ABC):
-    """Hands blocks to sequences.
+    """Hands blocks to sequences, which it knows by their keys.
 
     Invariants, checked by `audit()`: a block belongs to as many sequences as it has references; tokens <= promised
-    <= slots of the table; the table is no longer than the promise needs; the running sums equal the sums recomputed.
+    <= slots of the table; the table is no longer than the promise needs; those that share a block fill it alike; the
+    running sums equal the sums recomputed.
     A call that raises OutOfBlocks, or returns None, has changed nothing. `release` is the only way back, and a
     second release of the same sequence does nothing.
     """
@@ -61,8 +77,8 @@ class Allocator(ABC):
     def __init__(self, pool: BlockPool, max_model_len: int):
         self.pool = pool
         self.max_model_len = max_model_len
-        self.holdings: dict[int, Holding] = {}
-        self._tokens = 0
+        self.holdings: dict[Key, Holding] = {}
+        self._tokens = 0  # slots of the pool, shared ones once
         self._promised = 0
         self._table_entries = 0
 
@@ -74,15 +90,23 @@ class Allocator(ABC):
 
     @abstractmethod
     def can_admit(self, seq: Sequence, keep_free: int = 0) -> bool:
-        """Whether `admit` would succeed and, where the sequence may still grow, leave `keep_free` blocks free."""
+        """Whether `admit` would succeed and, where the sequence may still grow, leave `keep_free` blocks free, those
+        not counted that its branches need for what they have generated."""
 
     @abstractmethod
-    def _blocks_at_admission(self, seq: Sequence) -> tuple[list[int], int]:
-        """Take blocks for a new sequence: (block ids, promised slots). OutOfBlocks changes nothing."""
+    def _blocks_at_admission(self, seq: Sequence) -> dict[Key, tuple[list[int], int]]:
+        """Take blocks for a new sequence: key -> (block ids, promised slots), of itself first, and of as many of its
+        branches as get theirs now. OutOfBlocks changes nothing."""
 
     @abstractmethod
-    def _blocks_for_growth(self, holding: Holding, num_tokens: int) -> list[int] | None:
-        """Take blocks until a sequence that outgrew its promise has room for `num_tokens`; None: there are too few."""
+    def _blocks_for_growth(self, holding: Holding, num_tokens: int, replaced: int) -> list[int] | None:
+        """Take blocks until a sequence that outgrew its promise has room for `num_tokens`, `replaced` (0 or 1) more in
+        place of a shared last block; None: there are too few."""
+
+    @abstractmethod
+    def fork(self, parent: Key, child: Key) -> list[tuple[int, int]]:
+        """The child goes on from all that the parent holds, and gives up what it held before. Returns the (source,
+        destination) blocks to be copied before either writes: none where the blocks can be shared."""
 
     def _returned(self, table: list[int]) -> None:  # noqa: B027 - a hook for those that keep books of their own
         """A table went back to the pool."""
@@ -107,23 +131,34 @@ class Allocator(ABC):
 
     def admit(self, seq: Sequence) -> list[int]:
         """Give a sequence its first blocks: room for every token known so far, at least. Returns its block table."""
-        if seq.id in self.holdings:
-            raise InvariantError(f"sequence {seq.id} is admitted twice")
-        table, promised = self._blocks_at_admission(seq)
-        self.holdings[seq.id] = Holding(table, promised, promised)
-        self._table_entries += len(table)
-        self._promised += promised
-        return table
+        if seq.key in self.holdings:
+            raise InvariantError(f"sequence {seq.key} is admitted twice")
+        for key, (table, promised) in self._blocks_at_admission(seq).items():
+            self.holdings[key] = Holding(table, promised, promised)
+            self._table_entries += len(table)
+            self._promised += promised
+        return self.holdings[seq.key].table
 
-    def grow(self, seq_id: int, num_tokens: int) -> list[int] | None:
-        """The sequence is about to hold `num_tokens` tokens. Returns the blocks added (often none), or None, and
-        nothing changed, when the pool cannot give them."""
-        holding = self.holdings[seq_id]
+    def grow(self, key: Key, num_tokens: int) -> list[int] | None:
+        """The sequence is about to hold `num_tokens` tokens. Returns the blocks added to the end of its table (often
+        none), or None, and nothing changed, when the pool cannot give them.
+
+        Where the tokens would go into a shared last block, the first block returned has taken its place in the table,
+        and is to get a copy of it before anything is written.
+        """
+        holding = self.holdings[key]
         new: list[int] | None = []
         if num_tokens > holding.promised:
-            new = self._blocks_for_growth(holding, num_tokens)
+            filled = holding.promised % self.pool.block_size
+            shared = filled > 0 and self.pool.ref[holding.table[-1]] > 1
+            new = self._blocks_for_growth(holding, num_tokens, int(shared))
             if new is None:
                 return None
+            if shared:
+                self.pool.release([holding.table.pop()])
+                self._tokens += filled
+                self._promised += filled
+                self._table_entries -= 1
             holding.table.extend(new)
             self._table_entries += len(new)
             self._promised += num_tokens - holding.promised
@@ -132,22 +167,35 @@ class Allocator(ABC):
         holding.tokens = num_tokens
         return new
 
-    def release(self, seq_id: int) -> int:
+    def release(self, key: Key) -> int:
         """Take back all that a sequence holds; returns how many blocks became free. Nothing held: 0, no error."""
-        holding = self.holdings.pop(seq_id, None)
+        holding = self.holdings.pop(key, None)
         if holding is None:
             return 0
         self._table_entries -= len(holding.table)
-        self._promised -= holding.promised
-        self._tokens -= holding.tokens
         freed = self.pool.release(holding.table)
+        # What others share is the start of the table: a fork shares all of it, and a table grows at its end.
+        still_held = (len(holding.table) - freed) * self.pool.block_size
+        self._promised -= max(0, holding.promised - still_held)
+        self._tokens -= max(0, holding.tokens - still_held)
         self._returned(holding.table)
         return freed
 
-    def unused(self, seq_id: int, filled: int) -> int:
+    def unused(self, key: Key, filled: int) -> int:
         """Slots that a sequence was promised at its admission and never filled, having filled `filled`. What it asked
-        for later it asked for in the step that fills it."""
-        return max(0, self.holdings[seq_id].entered - filled)
+        for later it asked for in the step that fills it. Nothing held: 0."""
+        return max(0, self.holdings[key].entered - filled) if key in self.holdings else 0
+
+    def held_by(self, seq: Sequence) -> int:
+        """Blocks that a request holds, shared ones once."""
+        if not seq.branches:
+            return len(self.holdings[seq.key].table)
+        keys = [part.key for part in seq.parts]
+        return len({block for key in keys if key in self.holdings for block in self.holdings[key].table})
+
+    def sharing(self) -> Sharing:
+        """What sharing saves now: O(1)."""
+        return Sharing(self._table_entries, self._table_entries - (self.pool.num_blocks - self.pool.num_free))
 
     def usage(self) -> Usage:
         """The split of every slot now, from running sums: O(1)."""
@@ -155,7 +203,7 @@ class Allocator(ABC):
         return Usage(
             tokens=self._tokens,
             reserved=self._promised - self._tokens,
-            block_tail=self._table_entries * size - self._promised,
+            block_tail=(self.pool.num_blocks - self.pool.num_free) * size - self._promised,
             cached_idle=0,
             free=self.pool.num_free * size,
         )
@@ -172,16 +220,29 @@ class Allocator(ABC):
             if len(h.table) != blocks_for(h.promised, size):
                 raise InvariantError(f"sequence {seq_id}: {len(h.table)} blocks of {size} for {h.promised} slots")
         sums = (self._tokens, self._promised, self._table_entries)
-        holdings = self.holdings.values()
-        true = (sum(h.tokens for h in holdings), sum(h.promised for h in holdings), sum(len(h.table) for h in holdings))
+        holdings = list(self.holdings.values())
+        tokens = sum(_filled(holdings, size, lambda h: h.tokens).values())
+        promised = sum(_filled(holdings, size, lambda h: h.promised).values())
+        true = (tokens, promised, sum(len(h.table) for h in holdings))
         if sums != true:
             raise InvariantError(f"running sums {sums} of tokens, promised, table entries differ from {true}")
         if self.usage().total != self.pool.num_blocks * size:
             raise InvariantError(f"{self.usage()} sums to {self.usage().total}, not {self.pool.num_blocks} x {size}")
 
 
+def _filled(holdings: list[Holding], block_size: int, slots_of: Callable[[Holding], int]) -> dict[int, int]:
+    """Of every block of the tables, how many of its slots are taken; InvariantError where two sharers differ."""
+    filled: dict[int, int] = {}
+    for holding in holdings:
+        for i, block in enumerate(holding.table):
+            slots = min(max(slots_of(holding) - i * block_size, 0), block_size)
+            if filled.setdefault(block, slots) != slots:
+                raise InvariantError(f"block {block} holds {filled[block]} slots for one sequence, {slots} for another")
+    return filled
+
+
 ALLOCATORS: Registry[type[Allocator]] = Registry(
     "allocator", "pagedlab.allocator", ("paged", "reserve_max", "power_of_two", "oracle", "reserve_output")
 )
 
-__all__ = ["ALLOCATORS", "Allocator", "Holding", "OutOfBlocks", "Usage", "blocks_for"]
+__all__ = ["ALLOCATORS", "Allocator", "Holding", "OutOfBlocks", "Sharing", "Usage", "blocks_for"]

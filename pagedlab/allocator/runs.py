@@ -15,8 +15,8 @@ class Runs(Protocol):
     def granted(self, length: int) -> int:
         """How many blocks a request for `length` really takes."""
 
-    def find(self, length: int) -> int | None:
-        """Where a run of `length` would be taken from; None when no free run holds it. Changes nothing."""
+    def count(self, length: int) -> int:
+        """How many runs of `length` could be taken one after the other. Changes nothing."""
 
     def take(self, length: int) -> int | None:
         """Take a run of `granted(length)` blocks: its start, or None and nothing changed."""
@@ -40,8 +40,8 @@ class FirstFit:
     def granted(self, length: int) -> int:
         return length
 
-    def find(self, length: int) -> int | None:
-        return next((start for start, free in self._free if free >= length), None)
+    def count(self, length: int) -> int:
+        return sum(free // length for _, free in self._free)
 
     def take(self, length: int) -> int | None:
         for i, (start, free) in enumerate(self._free):
@@ -85,9 +85,9 @@ class Buddy:
     def granted(self, length: int) -> int:
         return 1 << (length - 1).bit_length()
 
-    def find(self, length: int) -> int | None:
-        fitting = [size for size, starts in self._free.items() if starts and size >= self.granted(length)]
-        return min(self._free[min(fitting)]) if fitting else None
+    def count(self, length: int) -> int:
+        run = self.granted(length)
+        return sum(len(starts) * (size // run) for size, starts in self._free.items())
 
     def take(self, length: int) -> int | None:
         want = self.granted(length)

@@ -20,8 +20,30 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """A row goes on from what another one holds, or itself: the first `num_tokens` tokens of row `parent`, whose KV is
+    in the cache, then `token_ids`. block_ids: its block table from now on, empty where it keeps its own."""
+
+    row: int
+    parent: int
+    num_tokens: int
+    token_ids: list[int]
+    block_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A block to be copied before the step writes anything, for the sequence in `row`."""
+
+    row: int
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
 class Growth:
-    """Blocks appended to a row's block table, starting at table entry `start`."""
+    """Blocks of a row's block table, from entry `start` on. All are new entries, but that the first may take the place
+    of a shared block, of which it gets a copy (copy-on-write)."""
 
     row: int
     start: int
@@ -41,7 +63,8 @@ class Preemption:
 
 @dataclass(slots=True)
 class Plan:
-    """One step. Deltas of the block tables come in the order released, admitted, grown; then the work is run.
+    """One step. Deltas of the block tables come in the order released, forked, admitted, grown; then the blocks are
+    copied, no destination of which is a source or comes twice; then the work is run.
 
     batch: the sequences that run. num_tokens[i]: tokens that batch[i] feeds, starting at its `computed`; they sum
     to total_tokens.
@@ -50,8 +73,10 @@ class Plan:
     """
 
     released: list[int] = field(default_factory=list)
+    forked: list[Fork] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
     grown: list[Growth] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
     preempted: list[Preemption] = field(default_factory=list)
     batch: list[Sequence] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
@@ -64,15 +89,28 @@ class Plan:
         self.total_tokens += num_tokens
 
     def drop(self, seq: Sequence) -> None:
-        """Take a sequence out again, if it is in: it was preempted after it had got its place."""
-        if seq in self.batch:
-            i = self.batch.index(seq)
-            del self.batch[i]
-            self.total_tokens -= self.num_tokens.pop(i)
-            self.grown = [growth for growth in self.grown if growth.row != seq.row]
+        """Take a request out again, as far as it is in: it was preempted after it had got its place."""
+        for part in seq.feeding:
+            if part in self.batch:
+                i = self.batch.index(part)
+                del self.batch[i]
+                self.total_tokens -= self.num_tokens.pop(i)
+            self.forked = [fork for fork in self.forked if fork.row != part.row]
+            self.grown = [growth for growth in self.grown if growth.row != part.row]
+            self.copies = [copy for copy in self.copies if copy.row != part.row]
 
     def samples(self, i: int) -> bool:
         return self.num_tokens[i] == self.batch[i].to_compute
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A token that may come next. logprob: its natural logarithm of probability, of the model, before temperature and
+    filters; 0 where nobody asks. finish: as in Outcome, should it be taken."""
+
+    token: int
+    logprob: float
+    finish: str | None
 
 
 @dataclass(slots=True)
@@ -80,9 +118,14 @@ class Outcome:
     """What a step did.
 
     tokens[i]: the token sampled for batch[i], or -1 where it sampled none. finish[i]: "stop" (end-of-sequence),
-    "length", or None to go on. seconds: how long it took, on the executor's clock.
+    "length", or None to go on. seconds: how long it took, on the executor's clock, copy_s of them for the copies.
+    choices: for each batch[i] of a request of several outputs that sampled. Of a trunk: one for each branch; of a
+    branch: its token; of a beam search: the best candidates, best first, at least 2 x beam_width, of which tokens[i]
+    is the first.
     """
 
     tokens: list[int]
     finish: list[str | None]
     seconds: float
+    choices: dict[int, list[Choice]] = field(default_factory=dict)
+    copy_s: float = 0.0

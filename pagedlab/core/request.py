@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
+
+from pagedlab.core.mixing import mix
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +16,11 @@ class SamplingParams:
 
     temperature 0 is greedy. top_k 0 and top_p 1 switch those filters off. `seed` belongs to one request: its
     i-th token depends on (seed, i) and the logits alone, never on what else is in the batch.
+
+    best_of outputs are sampled (as many as n where it is None) and the n best are the answer: those of the highest
+    log probability a token, as the OpenAI API defines it. beam_width above 1 is beam search instead, whose answer is
+    all of its beams, best first, scored by log probability / length ** length_penalty. early_stopping: "false",
+    "true" or "never", as in transformers.
     """
 
     temperature: float = 0.0
@@ -21,6 +28,25 @@ class SamplingParams:
     top_k: int = 0
     seed: int = 0
     ignore_eos: bool = True
+    n: int = 1
+    best_of: int | None = None
+    beam_width: int = 1
+    length_penalty: float = 1.0
+    early_stopping: str = "false"
+
+    @property
+    def width(self) -> int:
+        """How many sequences of the request run side by side."""
+        return self.beam_width if self.beam_width > 1 else self.best_of or self.n
+
+    @property
+    def ranks(self) -> bool:
+        """Whether more is sampled than is asked for, so that log probabilities must choose."""
+        return self.beam_width == 1 and self.width > self.n
+
+    def of_child(self, index: int) -> SamplingParams:
+        """Of the index-th sequence of the request: with a seed of its own, the first one's being the request's."""
+        return self if index == 0 else replace(self, seed=mix(mix(self.seed & (2**64 - 1)) ^ index) >> 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +77,11 @@ class Request:
         """KV slots it can need at most: the last generated token is never fed back, so it needs no slot."""
         return len(self.prompt) + self.max_tokens - 1
 
+    @property
+    def width(self) -> int:
+        """Sequences that run side by side to serve it."""
+        return self.sampling.width
+
 
 class Status(Enum):
     WAITING = "waiting"
@@ -58,6 +89,19 @@ class Status(Enum):
     PREEMPTED = "preempted"
     FINISHED = "finished"
     REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One output of a request. score: what ranks it among the others, None where nothing does."""
+
+    token_ids: list[int]
+    score: float | None
+    finish_reason: str | None
+
+
+Key = int | tuple[int, int]
+"""By what an allocator knows a sequence: the request's id, and the index of the sequence unless that is 0."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +112,10 @@ class Sequence:
     computed: tokens whose KV is in the cache.
     output: generated token ids. A preempted sequence keeps its output and feeds it again.
     slots_unused: of its last stay in the pool, slots it was promised and never filled.
+
+    A request of several outputs has a sequence for itself, the trunk, and one for each output, its branches. The
+    trunk waits, is admitted, feeds the prompt and then forks: from there on the branches run, until they have ended
+    or the request is preempted. The trunk's output is the first of the answer, once all have ended.
     """
 
     request: Request
@@ -76,6 +124,12 @@ class Sequence:
     computed: int = 0
     output: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    # Of a request of several outputs.
+    index: int = 0
+    trunk: Sequence | None = None
+    branches: list[Sequence] = field(default_factory=list)
+    forked: bool = False
+    answer: list[Completion] = field(default_factory=list)
     # What the recorder reports of it.
     token_s: list[float] = field(default_factory=list)
     finish_s: float | None = None
@@ -84,10 +138,18 @@ class Sequence:
     cached_tokens: int = 0
     slots_unused: int = 0
     refusal: str = ""
+    sampling: SamplingParams = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sampling = self.request.sampling
 
     @property
     def id(self) -> int:
         return self.request.id
+
+    @property
+    def key(self) -> Key:
+        return (self.request.id, self.index) if self.index else self.request.id
 
     @property
     def num_tokens(self) -> int:
@@ -99,8 +161,26 @@ class Sequence:
         """Known tokens whose KV is not in the cache yet: more than one while a prompt is being prefilled."""
         return len(self.request.prompt) + len(self.output) - self.computed
 
+    @property
+    def parts(self) -> list[Sequence]:
+        """The sequences that need memory and a row to serve it: itself, or its branches that have not ended."""
+        if not self.branches:
+            return [self]
+        return [branch for branch in self.branches if branch.status is not Status.FINISHED]
+
+    @property
+    def feeding(self) -> list[Sequence]:
+        """The sequences that feed tokens now: itself, or, once it has forked, its branches that have not ended."""
+        return self.parts if self.forked else [self]
+
     def token_ids(self) -> np.ndarray:
         """All known tokens, int32 [num_tokens]."""
         if not self.output:
             return self.request.prompt
         return np.concatenate([self.request.prompt, np.asarray(self.output, dtype=np.int32)])
+
+    def outputs(self) -> list[Completion]:
+        """What the request has come to: its answer, or as far as it is."""
+        if self.answer:
+            return self.answer
+        return [Completion(seq.output, None, seq.finish_reason) for seq in self.branches or [self]]

@@ -10,7 +10,7 @@ from pathlib import Path
 from pagedlab.core.clock import Clock
 from pagedlab.core.plan import Outcome, Plan
 from pagedlab.core.registry import Registry
-from pagedlab.core.request import Sequence
+from pagedlab.core.request import SamplingParams, Sequence
 from pagedlab.model.shape import ModelShape
 from pagedlab.settings import Settings
 
@@ -47,6 +47,12 @@ class Executor(ABC):
 
 
 EXECUTORS: Registry[type[Executor]] = Registry("executor", "pagedlab.executor", ("torch", "fingerprint"))
+
+
+def num_candidates(sampling: SamplingParams, num_eos_tokens: int) -> int:
+    """How many continuations a beam search looks at: however many of them end a sequence, beam_width go on (as
+    transformers' `_beam_search`)."""
+    return sampling.beam_width * max(2, 1 + (0 if sampling.ignore_eos else num_eos_tokens))
 
 
 def finish_reason(seq: Sequence, token: int, eos_token_ids: frozenset[int]) -> str | None:

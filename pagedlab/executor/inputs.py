@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pagedlab.core.plan import Plan
+from pagedlab.core.plan import Fork, Plan
 
 
 @dataclass(slots=True)
@@ -46,12 +46,23 @@ class InputBuilder:
 
     def apply(self, plan: Plan) -> None:
         """Take in the plan's deltas. A released row needs no wiping: its next owner overwrites what it will read."""
+        for fork in plan.forked:
+            self._fork(fork)
         for new in plan.admitted:
             self.tokens[new.row, : len(new.token_ids)] = new.token_ids
             self.known[new.row], self.computed[new.row] = len(new.token_ids), 0
             self._write_table(new.row, 0, new.block_ids)
         for growth in plan.grown:
             self._write_table(growth.row, growth.start, growth.block_ids)
+
+    def _fork(self, fork: Fork) -> None:
+        """Of the parent's row no fork changes what another one copies: its first tokens, whose KV it shares."""
+        shared, known = fork.num_tokens, fork.num_tokens + len(fork.token_ids)
+        if fork.row != fork.parent:
+            self.tokens[fork.row, :shared] = self.tokens[fork.parent, :shared]
+        self.tokens[fork.row, shared:known] = fork.token_ids
+        self.known[fork.row], self.computed[fork.row] = known, shared
+        self._write_table(fork.row, 0, fork.block_ids)
 
     def _write_table(self, row: int, start: int, block_ids: list[int]) -> None:
         end = start + len(block_ids)
@@ -96,7 +107,8 @@ class InputBuilder:
         )
 
     def append(self, sampled_seqs: np.ndarray, tokens: np.ndarray) -> None:
-        """Remember the tokens just sampled for batch[sampled_seqs] of the plan built last: they are fed next."""
+        """Remember the tokens just sampled for batch[sampled_seqs] of the plan built last: they are fed next, unless the
+        next plan forks those rows."""
         rows = self._rows[sampled_seqs]
         self.tokens[rows, self.known[rows]] = tokens
         self.known[rows] += 1

@@ -10,7 +10,8 @@ from pagedlab.core.request import Sequence
 
 
 class Preemption(ABC):
-    """Takes the blocks of a running sequence. It keeps every prompt and generated token, and runs again later."""
+    """Takes the blocks of a running request, of all of its sequences together. They keep every prompt and generated
+    token, and run again later."""
 
     def __init__(self, allocator: Allocator):
         self.allocator = allocator

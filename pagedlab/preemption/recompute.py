@@ -8,8 +8,13 @@ from pagedlab.preemption.base import PREEMPTIONS, Preemption
 
 @PREEMPTIONS.register("recompute")
 class Recompute(Preemption):
-    """Frees all blocks. When it runs again, prompt and generated tokens are fed as one longer prompt."""
+    """Frees all blocks. When it runs again, prompt and generated tokens are fed as one longer prompt.
+
+    With several outputs the prompt is fed once, then each of them what it has generated, also what beams shared.
+    """
 
     def preempt(self, seq: Sequence) -> tuple[int, int]:
-        lost, seq.computed = seq.computed, 0
-        return self.allocator.release(seq.id), lost
+        lost = seq.feeding[0].computed + sum(part.computed - seq.computed for part in seq.feeding[1:])
+        for part in (seq, *seq.feeding):
+            part.computed = 0
+        return sum(self.allocator.release(part.key) for part in seq.parts), lost

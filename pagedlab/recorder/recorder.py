@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pagedlab.allocator.base import Usage
-from pagedlab.core.plan import Plan, Preemption
-from pagedlab.core.request import Sequence
+from pagedlab.allocator.base import Sharing, Usage
+from pagedlab.core.plan import Outcome, Plan, Preemption
+from pagedlab.core.request import Key, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,7 @@ class Step:
 
     running: sequences that hold memory; the step itself ran `batch` of them, feeding `tokens` tokens, of which
     `prefill_tokens` belong to sequences fed more than one. usage: the split of the slots while the step ran.
+    sharing: what sharing saved of them. copies: blocks copied before the step, in copy_s seconds of it.
     """
 
     start_s: float
@@ -27,6 +28,9 @@ class Step:
     prefill_tokens: int
     usage: Usage
     memory_blocked: bool
+    sharing: Sharing = Sharing()
+    copies: int = 0
+    copy_s: float = 0.0
 
 
 class Recorder:
@@ -36,12 +40,13 @@ class Recorder:
         self.sequences: list[Sequence] = []
         self.steps: list[Step] = []
         self.preemptions: list[tuple[float, int, Preemption]] = []  # time, step, record
-        # (first step, step after the last, slots promised and never used) of every stay of a sequence in the pool.
+        # (first step, step after the last, slots promised and never used) of every stay of a sequence in the pool; a
+        # branch stays as long as its trunk.
         self.stays: list[tuple[int, int, int]] = []
         self.num_finished = 0
         self.output_tokens = 0
         self._by_id: dict[int, Sequence] = {}
-        self._entered: dict[int, int] = {}
+        self._entered: dict[Key, int] = {}
         self._on_progress = on_progress
 
     def submitted(self, seq: Sequence) -> None:
@@ -58,27 +63,45 @@ class Recorder:
         start: float,
         end: float,
         plan: Plan,
+        outcome: Outcome,
         usage: Usage,
+        sharing: Sharing,
         running: int,
         waiting: int,
         finished: list[Sequence],
-        sampled: int,
     ) -> None:
+        """finished: as `Scheduler.commit` returns it."""
         number = len(self.steps)
         for record in plan.preempted:
             self.preemptions.append((start, number, record))
-            self._left(self._by_id[record.victim], number)
+            for part in self._by_id[record.victim].parts:
+                self._left(part, number)
         for new in plan.admitted:
-            self._entered[new.request.id] = number
+            seq = self._by_id[new.request.id]
+            for part in seq.branches or [seq]:
+                self._entered[part.key] = number
         for seq in finished:
-            self._left(seq, number + 1)
-        prefill = sum(n for n in plan.num_tokens if n > 1)
+            if not seq.branches:
+                self._left(seq, number + 1)
+            self.num_finished += seq.trunk is None
         self.steps.append(
-            Step(start, end, running, waiting, len(plan.batch), plan.total_tokens, prefill, usage, plan.memory_blocked)
+            Step(
+                start_s=start,
+                end_s=end,
+                running=running,
+                waiting=waiting,
+                batch=len(plan.batch),
+                tokens=plan.total_tokens,
+                prefill_tokens=sum(n for n in plan.num_tokens if n > 1),
+                usage=usage,
+                memory_blocked=plan.memory_blocked,
+                sharing=sharing,
+                copies=len(plan.copies),
+                copy_s=outcome.copy_s,
+            )
         )
-        self.num_finished += len(finished)
-        self.output_tokens += sampled
+        self.output_tokens += sum(token >= 0 for token in outcome.tokens)
         self._on_progress(self)
 
     def _left(self, seq: Sequence, before_step: int) -> None:
-        self.stays.append((self._entered.pop(seq.id), before_step, seq.slots_unused))
+        self.stays.append((self._entered.pop(seq.key), before_step, seq.slots_unused))

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from pagedlab.allocator.base import Allocator
 from pagedlab.core.errors import InvariantError
 from pagedlab.core.plan import Admission as Admitted
-from pagedlab.core.plan import Growth, Outcome, Plan
+from pagedlab.core.plan import Choice, Copy, Fork, Growth, Outcome, Plan
 from pagedlab.core.plan import Preemption as PreemptionRecord
-from pagedlab.core.request import Request, Sequence, Status
+from pagedlab.core.request import Key, Request, Sequence, Status
 from pagedlab.preemption.base import Preemption
 from pagedlab.preemption.victim.base import Victim
 from pagedlab.scheduler.admission.base import Admission
+from pagedlab.scheduler.beam import BeamSearch
+from pagedlab.scheduler.group import Group, Samples
 from pagedlab.scheduler.order.base import Order
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ class Scheduler:
 
     A step is `schedule` (a plan), the executor, then `commit` (its outcome). Between the two, nothing else may
     be called. Rows of the executor's block table are given out here: 0 <= row < max_num_seqs.
+
+    A request is one sequence or, for several outputs, a trunk with its branches (a `Group` says what they generate). It
+    is admitted with a row for each of them, all of them run in a step or none, and they are preempted together.
     """
 
     def __init__(
@@ -45,10 +50,13 @@ class Scheduler:
         self.preemption = preemption
         self.victim = victim
         self.max_num_seqs = max_num_seqs
-        self.running: list[Sequence] = []
+        self.running: list[Sequence] = []  # requests: of several outputs, the trunk
+        self._groups: dict[int, Group] = {}
         self._rows = list(range(max_num_seqs - 1, -1, -1))
         self._released: list[int] = []
-        self._high_water: dict[int, int] = {}  # sequence id -> tokens computed before it was preempted
+        self._forked: list[Fork] = []
+        self._copies: list[Copy] = []
+        self._high_water: dict[Key, int] = {}  # tokens computed of a sequence before it was preempted
 
     # ---- requests ---------------------------------------------------------------------------------------------
 
@@ -61,7 +69,8 @@ class Scheduler:
         room = limit - request.prompt_tokens + 1  # the last token is never fed, so needs no place
         if 1 <= room < request.max_tokens:
             request = replace(request, max_tokens=room)
-        seq = Sequence(request)
+        group = self._group(request)
+        seq = group.trunk if group else Sequence(request)
         if request.prompt_tokens < 1 or request.max_tokens < 1:
             seq.refusal = (
                 f"request {request.id} has {request.prompt_tokens} prompt and {request.max_tokens} new tokens, "
@@ -69,28 +78,49 @@ class Scheduler:
             )
         elif room < 1:
             seq.refusal = f"request {request.id} has {request.prompt_tokens} prompt tokens, max_model_len is {limit}"
+        elif request.width > min(self.max_num_seqs, self.batching.max_tokens):
+            seq.refusal = (
+                f"request {request.id} runs {request.width} sequences side by side, max_num_seqs is "
+                f"{self.max_num_seqs} and max_num_batched_tokens {self.batching.max_tokens}"
+            )
         else:
             seq.refusal = self.allocator.refusal(request) or ""
         if seq.refusal:
             seq.status = Status.REFUSED
         else:
             self.order.push(seq)
+            if group:
+                self._groups[seq.id] = group
         return seq
+
+    def _group(self, request: Request) -> Group | None:
+        if request.width == 1:
+            return None
+        return BeamSearch(request) if request.sampling.beam_width > 1 else Samples(request)
 
     def abort(self, seq: Sequence) -> None:
         """Drop a request in whatever state it is, between steps. Aborting an ended request does nothing."""
         if seq.status in (Status.WAITING, Status.PREEMPTED):
             self.order.remove(seq)
-            self._high_water.pop(seq.id, None)
+            for part in seq.parts:
+                self._high_water.pop(part.key, None)
         elif seq.status is Status.RUNNING:
-            self._leave(seq)
+            self._leave(seq, seq.parts)
+            self.running.remove(seq)
         else:
             return
-        seq.status, seq.finish_reason = Status.FINISHED, "abort"
+        self._groups.pop(seq.id, None)
+        for ended in (seq, *seq.parts):
+            ended.status, ended.finish_reason = Status.FINISHED, "abort"
 
     @property
     def num_waiting(self) -> int:
         return len(self.order)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that run: of a request, its trunk or its branches."""
+        return sum(len(seq.feeding) for seq in self.running)
 
     @property
     def has_work(self) -> bool:
@@ -100,63 +130,124 @@ class Scheduler:
 
     def schedule(self) -> Plan:
         """Decide the next step. An empty batch means that nothing can run."""
-        plan = Plan(released=self._released)
-        self._released = []
+        plan = Plan(released=self._released, forked=self._forked, copies=self._copies)
+        self._released, self._forked, self._copies = [], [], []
         self.batching.fill(plan, self)
         plan.memory_blocked = bool(plan.preempted) or self._head_lacks_blocks()
         return plan
 
     def commit(self, plan: Plan, outcome: Outcome, now: float) -> list[Sequence]:
-        """Take in what the executor did; returns the sequences that finished, their blocks freed."""
+        """Take in what the executor did; returns the sequences that finished, their blocks freed: branches too, and
+        after the last of them their trunk."""
         finished = []
-        for seq, fed, token, finish in zip(plan.batch, plan.num_tokens, outcome.tokens, outcome.finish, strict=True):
-            high = self._high_water.get(seq.id, 0)
+        offers: dict[int, list[list[Choice]]] = {}  # request id -> what its sequences may go on with
+        for i, (seq, fed, token, finish) in enumerate(
+            zip(plan.batch, plan.num_tokens, outcome.tokens, outcome.finish, strict=True)
+        ):
+            high = self._high_water.get(seq.key, 0) if self._high_water else 0
             if seq.computed < high:
-                seq.recomputed_tokens += min(high, seq.computed + fed) - seq.computed
+                (seq.trunk or seq).recomputed_tokens += min(high, seq.computed + fed) - seq.computed
             seq.computed += fed
             if token < 0:
+                continue
+            if seq.trunk is not None or seq.branches:
+                offers.setdefault(seq.id, []).append(outcome.choices[i])
                 continue
             seq.output.append(token)
             seq.token_s.append(now)
             if finish is not None:
-                self._leave(seq)
+                self._leave(seq, [seq])
+                self.running.remove(seq)
                 seq.status, seq.finish_reason, seq.finish_s = Status.FINISHED, finish, now
                 finished.append(seq)
+        for request_id, offered in offers.items():
+            finished += self._advance(self._groups[request_id], offered, now)
+        return finished
+
+    def _advance(self, group: Group, offered: list[list[Choice]], now: float) -> list[Sequence]:
+        """The sequences of a request go on, fork and end as their group says. Returns those that finished."""
+        trunk, before = group.trunk, group.trunk.parts
+        if trunk.forked or not group.started:
+            trunk.token_s.append(now)
+        for branch, parent in group.advance(offered):
+            known = parent.computed - trunk.request.prompt_tokens
+            if branch.key == parent.key:
+                table = []
+            else:
+                copies = self.allocator.fork(parent.key, branch.key)
+                self._copies += [Copy(branch.row, *pair) for pair in copies]
+                table = list(self.allocator.holdings[branch.key].table)
+            self._forked.append(Fork(branch.row, parent.row, parent.computed, branch.output[known:], table))
+            branch.status, branch.computed = Status.RUNNING, parent.computed
+        finished = [part for part in before if part.status is Status.FINISHED]
+        if finished:
+            self._leave(trunk, finished)
+        trunk.forked, trunk.row = True, -1
+        if not trunk.parts:
+            self.running.remove(trunk)
+            del self._groups[trunk.id]
+            trunk.status, trunk.finish_s = Status.FINISHED, now
+            finished.append(trunk)
         return finished
 
     # ---- primitives of a batching policy ------------------------------------------------------------------------
 
     def decoding(self) -> list[Sequence]:
-        """Running sequences with exactly one token to feed, in order of admission."""
-        return [seq for seq in self.running if seq.to_compute == 1]
+        """Running requests with exactly one token to feed, each of their sequences, in order of admission."""
+        return [seq for seq in self.running if _pending(seq) == 1]
 
     def prefilling(self) -> list[Sequence]:
-        """Running sequences in the middle of their prompt, in order of admission."""
-        return [seq for seq in self.running if seq.to_compute > 1]
+        """Running requests in the middle of their prompt, or of what they generated before a preemption."""
+        return [seq for seq in self.running if _pending(seq) > 1]
 
-    def prefill(self, plan: Plan, seq: Sequence, num_tokens: int) -> int:
-        """Feed the next tokens of a prompt, whose blocks it has held since its admission. Returns num_tokens."""
-        if self.allocator.grow(seq.id, seq.computed + num_tokens) != []:
-            raise InvariantError(f"sequence {seq.id} was admitted without room for its prompt")
-        plan.add(seq, num_tokens)
-        return num_tokens
+    def prefill(self, plan: Plan, seq: Sequence, budget: int) -> int:
+        """Feed the next tokens of a prompt, whose blocks it has held since its admission. Returns how many.
+
+        The branches of a request that was preempted then feed what they had generated, but for the last token: that
+        one all of them feed in one step, a decode.
+        """
+        if seq.status is not Status.RUNNING:  # preempted in this step
+            return 0
+        if not seq.forked:
+            fed = min(seq.to_compute, budget)
+            if self.allocator.grow(seq.key, seq.computed + fed) != []:
+                raise InvariantError(f"sequence {seq.key} was admitted without room for its prompt")
+            plan.add(seq, fed)
+            return fed
+        left = budget
+        for part in seq.feeding:
+            fed = min(part.to_compute - 1, left)
+            if fed > 0 and not self._feed(plan, seq, part, fed):
+                return 0
+            left -= fed
+        return budget - left
 
     def decode(self, plan: Plan, seq: Sequence) -> bool:
-        """Feed the one pending token, preempting others when it needs a block and none is free.
+        """Feed the one pending token of each of its sequences, preempting others when a block is needed and none free.
 
-        False when the sequence is no longer running: it was preempted itself, now or before in this step.
+        False when the request is no longer running: it was preempted itself, now or before in this step.
         """
-        if seq.status is not Status.RUNNING:
+        if not seq.forked:
+            return self._feed(plan, seq, seq, 1)
+        return all(self._feed(plan, seq, part, 1) for part in seq.feeding)
+
+    def _feed(self, plan: Plan, request: Sequence, seq: Sequence, num_tokens: int) -> bool:
+        """Feed tokens of a sequence of the request, if that runs and keeps running."""
+        if request.status is not Status.RUNNING:
             return False
-        holding = self.allocator.holdings[seq.id]
-        while (new := self.allocator.grow(seq.id, seq.computed + 1)) is None:
+        holding = self.allocator.holdings[seq.key]
+        length, last = len(holding.table), holding.table[-1]
+        while (new := self.allocator.grow(seq.key, seq.computed + num_tokens)) is None:
             victim = self.victim.choose(self.running)
-            self._preempt(plan, victim, beneficiary=seq)
-            if victim is seq:
+            self._preempt(plan, victim, beneficiary=request)
+            if victim is request:
                 return False
         if new:
-            plan.grown.append(Growth(seq.row, len(holding.table) - len(new), new))
-        plan.add(seq, 1)
+            start = len(holding.table) - len(new)
+            if start < length:  # the last block was shared
+                plan.copies.append(Copy(seq.row, last, new[0]))
+            plan.grown.append(Growth(seq.row, start, new))
+        plan.add(seq, num_tokens)
         return True
 
     def admit_next(self, plan: Plan, fits: Callable[[Sequence], bool] = lambda seq: True) -> Sequence | None:
@@ -167,13 +258,18 @@ class Scheduler:
         seq = self.order.peek()
         if seq is None:
             return None
-        if plan.preempted or not self._rows or not fits(seq):
+        if plan.preempted or len(self._rows) < len(seq.parts) or not fits(seq):
             return None
         if not self.admission.allows(seq, pool_is_empty=not self.running):
             return None
         self.order.pop()
+        parts = seq.parts
+        for part in parts:
+            part.row = self._rows.pop()
+        # The first branch takes over what the trunk holds: until then that goes by its key, in its row.
+        seq.row, seq.index = parts[0].row, parts[0].index
         table = self.allocator.admit(seq)
-        seq.row, seq.status = self._rows.pop(), Status.RUNNING
+        seq.status = Status.RUNNING
         self.running.append(seq)
         plan.admitted.append(Admitted(seq.row, seq.request, seq.token_ids(), list(table)))
         return seq
@@ -182,48 +278,72 @@ class Scheduler:
         """Whether the next in line would be refused its blocks, asked once the step is planned: with its tokens spent a
         step may not have looked at the queue."""
         head = self.order.peek()
-        if head is None or not self._rows or not self.admission.refuses_for_memory:
+        if head is None or len(self._rows) < len(head.parts) or not self.admission.refuses_for_memory:
             return False
         return not self.admission.allows(head, pool_is_empty=not self.running)
 
     def _preempt(self, plan: Plan, victim: Sequence, beneficiary: Sequence) -> None:
         plan.drop(victim)
-        plan.released.append(victim.row)
-        self._high_water[victim.id] = max(self._high_water.get(victim.id, 0), victim.computed)
-        victim.slots_unused = self.allocator.unused(victim.id, victim.computed)
+        for part in victim.feeding:
+            self._high_water[part.key] = max(self._high_water.get(part.key, 0), part.computed)
+        parts = victim.parts
+        self._count_unused(victim, parts)
         freed, lost = self.preemption.preempt(victim)
-        self._vacate(victim)
-        victim.status = Status.PREEMPTED
+        plan.released += self._vacate(parts)
+        self.running.remove(victim)
+        for stopped in (victim, *parts):
+            stopped.status, stopped.row = Status.PREEMPTED, -1
+        victim.forked = False
         victim.preemptions += 1
         self.order.push(victim)
         plan.preempted.append(PreemptionRecord(victim.id, beneficiary.id, "pool exhausted", freed, lost))
 
-    def _leave(self, seq: Sequence) -> None:
-        seq.slots_unused = self.allocator.unused(seq.id, seq.computed)
-        self.allocator.release(seq.id)
-        self._released.append(seq.row)
-        self._high_water.pop(seq.id, None)
-        self._vacate(seq)
+    def _leave(self, request: Sequence, parts: list[Sequence]) -> None:
+        """These sequences of a request have ended, or are dropped, and give everything back."""
+        self._count_unused(request, parts)
+        for part in parts:
+            self.allocator.release(part.key)
+            self._high_water.pop(part.key, None)
+        rows = self._vacate(parts)
+        self._released += rows
+        self._forked = [fork for fork in self._forked if fork.row not in rows]
+        self._copies = [copy for copy in self._copies if copy.row not in rows]
 
-    def _vacate(self, seq: Sequence) -> None:
-        self.running.remove(seq)
-        self._rows.append(seq.row)
-        seq.row = -1
+    def _count_unused(self, request: Sequence, parts: list[Sequence]) -> None:
+        for part in parts:
+            holder = request if part.key == request.key and not request.forked else part
+            part.slots_unused = self.allocator.unused(part.key, holder.computed)
+
+    def _vacate(self, parts: list[Sequence]) -> list[int]:
+        """Take back the rows of these sequences; returns them."""
+        rows = [part.row for part in parts]
+        self._rows += rows
+        for part in parts:
+            part.row = -1
+        return rows
 
     # ---- invariants -------------------------------------------------------------------------------------------
 
     def audit(self) -> None:
         """Check the allocator and what binds it to the queue: InvariantError names the first fault."""
         self.allocator.audit()
-        if {seq.id for seq in self.running} != set(self.allocator.holdings):
+        feeding = {seq.key for request in self.running for seq in request.feeding}
+        parts = {part.key: part for request in self.running for part in request.parts}
+        if not feeding <= set(self.allocator.holdings) <= set(parts):
             raise InvariantError(f"running {self.running} but holding {set(self.allocator.holdings)}")
-        rows = [seq.row for seq in self.running]
+        rows = [part.row for part in parts.values()]
         if len({*rows, *self._rows}) != self.max_num_seqs or len(rows) + len(self._rows) != self.max_num_seqs:
             raise InvariantError(f"rows {rows} running and {self._rows} free are not each row once")
-        for seq in self.running:
-            held = self.allocator.holdings[seq.id]
-            if seq.status is not Status.RUNNING or not seq.computed <= held.tokens <= seq.num_tokens:
-                raise InvariantError(f"sequence {seq.id}: {seq.status}, {seq.computed} computed, {held}")
+        for request in self.running:
+            for seq in request.feeding:
+                held = self.allocator.holdings[seq.key]
+                if request.status is not Status.RUNNING or not seq.computed <= held.tokens <= seq.num_tokens:
+                    raise InvariantError(f"sequence {seq.key}: {request.status}, {seq.computed} computed, {held}")
         for seq in self.order.sequences():
             if seq.computed or seq.row != -1 or seq.status not in (Status.WAITING, Status.PREEMPTED):
                 raise InvariantError(f"sequence {seq.id} waits with {seq.computed} computed tokens, row {seq.row}")
+
+
+def _pending(seq: Sequence) -> int:
+    """Tokens that a running request has to feed before it samples again, of its sequence that lags the most."""
+    return max(part.to_compute for part in seq.feeding) if seq.forked else seq.to_compute

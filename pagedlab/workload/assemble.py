@@ -46,6 +46,11 @@ def assemble(drafts: list[Draft], arrival: ArrivalSettings, sampling: SamplingSe
                 top_k=sampling.top_k,
                 seed=sampling_seed(seed, position),
                 ignore_eos=sampling.ignore_eos,
+                n=sampling.n,
+                best_of=sampling.best_of,
+                beam_width=sampling.beam_width,
+                length_penalty=sampling.length_penalty,
+                early_stopping=sampling.early_stopping.lower(),
             ),
             source=draft.source,
         )

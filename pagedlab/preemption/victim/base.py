@@ -11,7 +11,7 @@ from pagedlab.core.request import Sequence
 
 
 class Victim(ABC):
-    """Chooses one of the running sequences, the one that needs the blocks included."""
+    """Chooses one of the running requests, the one that needs the blocks included. All of its sequences yield."""
 
     def __init__(self, allocator: Allocator):
         self.allocator = allocator

@@ -13,5 +13,4 @@ class MostBlocks(Victim):
     """Ties go to the latest arrived. A long request can be preempted again and again by a stream of short ones."""
 
     def choose(self, running: Seq[Sequence]) -> Sequence:
-        holdings = self.allocator.holdings
-        return max(running, key=lambda seq: (len(holdings[seq.id].table), seq.request.arrival_s, seq.id))
+        return max(running, key=lambda seq: (self.allocator.held_by(seq), seq.request.arrival_s, seq.id))

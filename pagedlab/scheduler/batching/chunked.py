@@ -16,13 +16,13 @@ class Chunked(Batching):
 
     def fill(self, plan: Plan, scheduler: Scheduler) -> None:
         for seq in scheduler.decoding():
-            if plan.total_tokens == self.max_tokens:
+            if plan.total_tokens + len(seq.feeding) > self.max_tokens:
                 break
             scheduler.decode(plan, seq)
         budget = self.max_tokens - plan.total_tokens
         for seq in scheduler.prefilling():
             if budget == 0:
                 break
-            budget -= scheduler.prefill(plan, seq, min(seq.to_compute, budget))
+            budget -= scheduler.prefill(plan, seq, budget)
         while budget > 0 and (new := scheduler.admit_next(plan)) is not None:
-            budget -= scheduler.prefill(plan, new, min(new.to_compute, budget))
+            budget -= scheduler.prefill(plan, new, budget)

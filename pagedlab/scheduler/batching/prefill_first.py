@@ -23,13 +23,13 @@ class PrefillFirst(Batching):
         for seq in scheduler.prefilling():
             if budget == 0:
                 break
-            budget -= scheduler.prefill(plan, seq, min(seq.to_compute, budget))
+            budget -= scheduler.prefill(plan, seq, budget)
         while (new := scheduler.admit_next(plan, partial(self._fits, budget))) is not None:
-            budget -= scheduler.prefill(plan, new, min(new.to_compute, budget))
+            budget -= scheduler.prefill(plan, new, budget)
         if plan.batch:
             return
         for seq in scheduler.decoding():
-            if plan.total_tokens == self.max_tokens:
+            if plan.total_tokens + len(seq.feeding) > self.max_tokens:
                 break
             scheduler.decode(plan, seq)
 
