@@ -26,6 +26,7 @@ from pagedlab.scheduler.order.base import ORDERS
 from pagedlab.settings import OPTIONS, Settings, nested_settings
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_EARLY_STOPPING = ("false", "true", "never")
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -52,6 +53,7 @@ def load_settings(config: DictConfig) -> Settings:
         raise ConfigError(f"config of type {type(settings).__name__}, expected Settings")
     _check_values(settings)
     _check_combinations(settings)
+    _check_outputs(settings)
     _check_texts(settings, "")
     return settings
 
@@ -117,6 +119,15 @@ def _check_values(s: Settings) -> None:
     _within("sampling.top_k", s.sampling.top_k, 0, 2**31 - 1)
     if not 0 < s.sampling.top_p <= 1:
         raise ConfigError(f"sampling.top_p={s.sampling.top_p}: expected more than 0 and at most 1")
+    _within("sampling.n", s.sampling.n, 1, 65536)
+    if s.sampling.best_of is not None:
+        _within("sampling.best_of", s.sampling.best_of, 1, 65536)
+    _within("sampling.beam_width", s.sampling.beam_width, 1, 65536)
+    _within("sampling.length_penalty", s.sampling.length_penalty, -100, 100)
+    if s.sampling.early_stopping.lower() not in _EARLY_STOPPING:
+        raise ConfigError(
+            f"sampling.early_stopping={s.sampling.early_stopping}: expected one of {', '.join(_EARLY_STOPPING)}"
+        )
     if s.max_model_len is not None:
         _within("max_model_len", s.max_model_len, 1, None)
     if s.model.dtype not in _DTYPES:
@@ -132,6 +143,7 @@ def _check_values(s: Settings) -> None:
             _within("executor.eos_token_id", s.executor.eos_token_id, 0, s.executor.vocab_size - 1)
         _within("executor.step_s", s.executor.step_s, 0, 1e6)
         _within("executor.token_s", s.executor.token_s, 0, 1e6)
+        _within("executor.copy_s", s.executor.copy_s, 0, 1e6)
         if s.executor.step_s + s.executor.token_s < 1e-9:
             raise ConfigError(
                 f"executor.step_s={s.executor.step_s} and executor.token_s={s.executor.token_s}: "
@@ -170,6 +182,35 @@ def _check_combinations(s: Settings) -> None:
         raise ConfigError(
             f"allocator={s.allocator.name} must know each output length beforehand, expected sampling.ignore_eos=true"
         )
+
+
+def _check_outputs(s: Settings) -> None:
+    """Several outputs of a request: what goes together, and what the scheduler can ever run."""
+    of, temperature = s.sampling, f"sampling.temperature={s.sampling.temperature}"
+    if of.best_of is not None and of.best_of < of.n:
+        raise ConfigError(f"sampling.best_of={of.best_of}: expected at least sampling.n={of.n}")
+    if of.beam_width > 1:
+        if of.n > 1 or of.best_of is not None:
+            said = f"sampling.n={of.n}" if of.best_of is None else f"sampling.best_of={of.best_of}"
+            raise ConfigError(f"{said} with sampling.beam_width={of.beam_width}: a beam search answers with its beams")
+        if of.temperature or of.top_k or of.top_p < 1:
+            raise ConfigError(
+                f"sampling.beam_width={of.beam_width} with {temperature}, top_k={of.top_k}, top_p={of.top_p}: "
+                "beam search draws nothing, expected temperature=0, top_k=0, top_p=1"
+            )
+        width, said = of.beam_width, "sampling.beam_width"
+    else:
+        if of.length_penalty != 1 or of.early_stopping.lower() != "false":
+            raise ConfigError(
+                f"sampling.length_penalty={of.length_penalty} and sampling.early_stopping={of.early_stopping}: "
+                "of beam search alone, expected sampling.beam_width above 1"
+            )
+        width, said = of.best_of or of.n, "sampling.n" if of.best_of is None else "sampling.best_of"
+        if width > 1 and of.temperature < 1e-5:
+            raise ConfigError(f"{said}={width} with {temperature}: all outputs would be one, expected a higher one")
+    for limit in ("max_num_seqs", "max_num_batched_tokens"):
+        if width > getattr(s.scheduler, limit):
+            raise ConfigError(f"{said}={width}: expected at most scheduler.{limit}={getattr(s.scheduler, limit)}")
 
 
 def _check_texts(settings: Any, prefix: str) -> None:

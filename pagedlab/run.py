@@ -70,9 +70,21 @@ def build(settings: Settings, interrupts: Interrupts) -> Lab:
         settings.scheduler.max_num_seqs,
         max_model_len,
     )
+    vocabulary = settings.executor.vocab_size if settings.executor.name == "fingerprint" else shape.vocab_size
+    _check_beams(settings, vocabulary, len(shape.eos_token_ids))
     executor = EXECUTORS[settings.executor.name].create(settings, folder, shape, cache)
     scheduler = build_scheduler(settings, executor.num_blocks, max_model_len)
     return Lab(requests, executor, scheduler, max_model_len, per_token)
+
+
+def _check_beams(settings: Settings, vocab_size: int, num_eos_tokens: int) -> None:
+    """Of the candidates of a single beam enough must go on to fill all of them."""
+    width, ends = settings.sampling.beam_width, 0 if settings.sampling.ignore_eos else num_eos_tokens
+    if width > 1 and width * max(2, 1 + ends) > vocab_size:
+        raise ConfigError(
+            f"sampling.beam_width={width} looks at {width * max(2, 1 + ends)} tokens a step, the vocabulary has "
+            f"{vocab_size}"
+        )
 
 
 def build_scheduler(settings: Settings, num_blocks: int, max_model_len: int) -> Scheduler:

@@ -111,6 +111,9 @@ def memory_table(s: dict[str, Any]) -> Table:
         ("preemptions", str(s["preemptions"])),
         ("recomputed tokens", str(s["recomputed_tokens"])),
     ]
+    if s["blocks_saved_fraction"] or s["blocks_copied"]:
+        left.append(("blocks saved by sharing", "blocks_saved_fraction"))
+        right.append(("blocks copied", f"{s['blocks_copied']} in {s['copy_s']:.3f} s"))
     for (label, key), (name, value) in zip(left, right, strict=True):
         table.add_row(label, f"{100 * s[key]:.2f} %", "", name, value)
     return table
@@ -146,6 +149,8 @@ def verdict(s: dict[str, Any]) -> str:
         f"and {s['mean_batch_size']:.1f} requests ran at a time, giving {s['output_tokens_per_s']:.0f} output tokens/s"
         f"{' of virtual time' if s.get('clock') == 'virtual' else ''}"
     )
+    if s["blocks_saved_fraction"]:
+        text += f"; sharing saved {100 * s['blocks_saved_fraction']:.1f} % of the blocks"
     if s["preemptions"]:
         text += (
             f"; the pool ran out {s['preemptions']} time{'' if s['preemptions'] == 1 else 's'}, "

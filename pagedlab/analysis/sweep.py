@@ -28,6 +28,7 @@ _COLUMNS = {
     "mean_batch_size": "mean batch",
     "output_tokens_per_s": "output tokens/s",
     "ratio": "ratio",
+    "blocks_saved_fraction": "saved by sharing",
     "preemptions": "preemptions",
     "refused": "refused",
 }
@@ -98,12 +99,13 @@ def _table(rows: list[dict[str, Any]], axes: list[str], baseline: dict[str, Any]
     table = Table(title="sweep", caption=f"ratio: output tokens/s against {escape(against)}", title_justify="left")
     for axis in axes:
         table.add_column(escape(axis))
-    for label in _COLUMNS.values():
-        table.add_column(label, justify="right")
+    shown = [key for key in _COLUMNS if key != "blocks_saved_fraction" or any(row[key] for row in rows)]
+    for key in shown:
+        table.add_column(_COLUMNS[key], justify="right")
     table.add_column("status")
     for row in rows:
         cells = [escape(str(row[axis])) for axis in axes]
-        cells += [_cell(key, row[key]) for key in _COLUMNS]
+        cells += [_cell(key, row[key]) for key in shown]
         table.add_row(*cells, row["status"])
     return table
 

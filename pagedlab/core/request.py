@@ -173,11 +173,20 @@ class Sequence:
         """The sequences that feed tokens now: itself, or, once it has forked, its branches that have not ended."""
         return self.parts if self.forked else [self]
 
+    @property
+    def num_feeding(self) -> int:
+        return len(self.parts) if self.forked else 1
+
     def token_ids(self) -> np.ndarray:
         """All known tokens, int32 [num_tokens]."""
         if not self.output:
             return self.request.prompt
         return np.concatenate([self.request.prompt, np.asarray(self.output, dtype=np.int32)])
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of the answer, so far: of all n samples, of the best beam."""
+        return sum(len(output.token_ids) for output in self.outputs()[: self.sampling.n])
 
     def outputs(self) -> list[Completion]:
         """What the request has come to: its answer, or as far as it is."""

@@ -99,8 +99,9 @@ class FingerprintExecutor(Executor):
         else:
             logprobs = log_probs(fingerprints, vocab_size)
         if sampling.beam_width > 1:
-            likely_first = np.argsort(-logprobs, kind="stable")
-            tokens = likely_first[: num_candidates(sampling, len(self._eos))].tolist()
+            count = num_candidates(sampling, len(self._eos))
+            likely = np.flatnonzero(logprobs >= np.partition(logprobs, -count)[-count])
+            tokens = likely[np.argsort(-logprobs[likely], kind="stable")][:count].tolist()
         else:
             drawing = seq.branches or [seq]
             tokens = [next_token(fingerprints, s.sampling, len(seq.output), vocab_size) for s in drawing]

@@ -14,11 +14,11 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from pagedlab.core.clock import WallClock
 from pagedlab.core.errors import ConfigError, ModelError
-from pagedlab.core.plan import Outcome, Plan
+from pagedlab.core.plan import Choice, Copy, Outcome, Plan
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason
+from pagedlab.executor.choices import choose
 from pagedlab.executor.graphs import DecodeGraphs, Fed, Record, cuda_record
 from pagedlab.executor.inputs import InputBuilder, StepInputs
-from pagedlab.executor.sampling import sample
 from pagedlab.kernels.base import Kernel, PagedBatch, make_kernel
 from pagedlab.model.load import load_model
 from pagedlab.model.shape import ModelShape
@@ -108,8 +108,11 @@ class TorchExecutor(Executor):
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """One decode and one prefill of two tokens that write nothing: what is compiled or chosen at first use is, and
-        a model that cannot be served says so, before any time is measured."""
+        """One copy of a block that holds nothing yet, one decode and one prefill of two tokens that write nothing: what
+        is compiled or chosen at first use is, and a model that cannot be served says so, before any time is measured.
+        """
+        if self.num_blocks > 1:
+            self._copy([Copy(row=0, source=0, destination=1)])
         nothing = np.zeros(3, dtype=np.int64)
         self._forward(
             StepInputs(
@@ -130,17 +133,30 @@ class TorchExecutor(Executor):
     def execute(self, plan: Plan) -> Outcome:
         start = self.clock.now()
         self.inputs.apply(plan)
+        copy_s = self._copy(plan.copies) if plan.copies else 0.0
         step = self.inputs.build(plan)
         logits = self._forward(step)
         tokens = [-1] * len(plan.batch)
         finish: list[str | None] = [None] * len(plan.batch)
+        choices: dict[int, list[Choice]] = {}
         if len(step.sampled):
             chosen = [plan.batch[i] for i in step.sampled_seqs]
-            drawn = sample(logits, [s.request.sampling for s in chosen], [len(s.output) for s in chosen]).tolist()
+            drawn, offered = choose(logits, chosen, self._eos)
             self.inputs.append(step.sampled_seqs, np.array(drawn, dtype=np.int32))
-            for i, seq, token in zip(step.sampled_seqs, chosen, drawn, strict=True):
+            for i, seq, token, offer in zip(step.sampled_seqs.tolist(), chosen, drawn, offered, strict=True):
                 tokens[i], finish[i] = token, finish_reason(seq, token, self._eos)
-        return Outcome(tokens, finish, self.clock.now() - start)
+                if offer is not None:
+                    choices[i] = offer
+        return Outcome(tokens, finish, self.clock.now() - start, choices, copy_s)
+
+    def _copy(self, copies: list[Copy]) -> float:
+        """Copy blocks in all layers, before anything is written. Returns the seconds it took."""
+        start = self.clock.now()
+        pairs = torch.tensor([(copy.source, copy.destination) for copy in copies], device=self.device)
+        self.kernel.copy_blocks(self.k_cache, self.v_cache, pairs)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return self.clock.now() - start
 
     def _forward(self, step: StepInputs) -> torch.Tensor:
         """Logits of the sampled tokens: [R, V]."""

@@ -69,8 +69,9 @@ def write_table(target: Path, table: pa.Table) -> None:
 
 
 def requests_table(recorder: Recorder) -> pa.Table:
-    """One row a request, in order of submission; refused and unfinished ones included."""
+    """One row a request, in order of submission; refused and unfinished ones included. Several outputs: best first."""
     seqs = recorder.sequences
+    outputs = [seq.outputs() for seq in seqs]
     delays = [latencies(seq) for seq in seqs]
     seconds = pa.float64()
     return pa.table(
@@ -81,7 +82,7 @@ def requests_table(recorder: Recorder) -> pa.Table:
             "finish_reason": pa.array([s.finish_reason for s in seqs], pa.string()),
             "refusal": pa.array([s.refusal or None for s in seqs], pa.string()),
             "prompt_tokens": pa.array([s.request.prompt_tokens for s in seqs], pa.int64()),
-            "output_tokens": pa.array([len(s.output) for s in seqs], pa.int64()),
+            "output_tokens": pa.array([s.output_tokens for s in seqs], pa.int64()),
             "max_tokens": pa.array([s.request.max_tokens for s in seqs], pa.int64()),
             "arrival_s": pa.array([s.request.arrival_s for s in seqs], seconds),
             "first_token_s": pa.array([s.token_s[0] if s.token_s else None for s in seqs], seconds),
@@ -92,7 +93,11 @@ def requests_table(recorder: Recorder) -> pa.Table:
             "cached_tokens": pa.array([s.cached_tokens for s in seqs], pa.int64()),
             "token_s": pa.array([s.token_s for s in seqs], pa.list_(seconds)),
             "prompt_token_ids": pa.array([s.request.prompt.tolist() for s in seqs], pa.list_(pa.int32())),
-            "output_token_ids": pa.array([s.output for s in seqs], pa.list_(pa.int32())),
+            "output_token_ids": pa.array([of[0].token_ids for of in outputs], pa.list_(pa.int32())),
+            "further_output_token_ids": pa.array(
+                [[output.token_ids for output in of[1:]] for of in outputs], pa.list_(pa.list_(pa.int32()))
+            ),
+            "output_scores": pa.array([[output.score for output in of] for of in outputs], pa.list_(seconds)),
         }
     )
 
@@ -125,6 +130,10 @@ def timeline_table(recorder: Recorder) -> pa.Table:
             "decode_tokens": pa.array([s.tokens - s.prefill_tokens for s in steps], pa.int32()),
             **{f"kv_{kind}": pa.array(split[kind], pa.int64()) for kind in SPLIT},
             "memory_blocked": pa.array([s.memory_blocked for s in steps], pa.bool_()),
+            "blocks_mapped": pa.array([s.sharing.mapped for s in steps], pa.int32()),
+            "blocks_saved": pa.array([s.sharing.saved for s in steps], pa.int32()),
+            "blocks_copied": pa.array([s.copies for s in steps], pa.int32()),
+            "copy_s": pa.array([s.copy_s for s in steps], pa.float64()),
             "preemptions": pa.array(cumulative, pa.int64()),
         }
     )

@@ -4,6 +4,7 @@ Latencies, per request, in seconds (names and formulas of vLLM's benchmark):
     ttft = first token - arrival        tpot = (e2e - ttft) / (output tokens - 1), requests of 2 or more tokens
     itl  = every gap between two tokens e2e  = last token - arrival
     normalized latency = e2e / output tokens (PagedAttention, SOSP 2023, section 6.1)
+where the tokens of a request of several outputs come in steps: one output token a step in which it generated any.
 Memory: the split of the slots, weighted by the time that each row of the timeline holds.
 """
 
@@ -104,8 +105,10 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
     held = sum(split[kind] for kind in ("token_states", "reserved", "internal", "block_tail"))
     running = np.array([s.running for s in recorder.steps], dtype=np.int64)
     prompt_tokens = sum(seq.request.prompt_tokens for seq in done)
-    output_tokens = sum(len(seq.output) for seq in seqs)
+    output_tokens = sum(seq.output_tokens for seq in seqs)
     computed = sum(s.tokens for s in recorder.steps)
+    mapped = np.array([s.sharing.mapped for s in recorder.steps], dtype=np.int64)
+    saved = np.array([s.sharing.saved for s in recorder.steps], dtype=np.int64)
     recomputed = sum(seq.recomputed_tokens for seq in seqs)
     per_request = [latencies(seq) for seq in done]
     gaps = [np.diff(seq.token_s) for seq in done if len(seq.token_s) > 1]
@@ -140,6 +143,10 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
         ),
         "memory_blocked_fraction": ratio(float(full @ weights), duration),
         "kv_peak_held_fraction": ratio(float(np.max(held, initial=0)), num_blocks * block_size),
+        "blocks_saved_fraction": ratio(float(saved @ weights), float(mapped @ weights)),
+        "blocks_saved_fraction_peak": float(np.max(saved / np.maximum(mapped, 1), initial=0)),
+        "blocks_copied": sum(s.copies for s in recorder.steps),
+        "copy_s": sum(s.copy_s for s in recorder.steps),
         "preemptions": len(recorder.preemptions),
         "recomputed_tokens": recomputed,
         "recompute_tax": ratio(recomputed, computed),

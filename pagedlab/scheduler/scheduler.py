@@ -120,7 +120,7 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Sequences that run: of a request, its trunk or its branches."""
-        return sum(len(seq.feeding) for seq in self.running)
+        return sum([seq.num_feeding for seq in self.running])
 
     @property
     def has_work(self) -> bool:
@@ -194,11 +194,11 @@ class Scheduler:
 
     def decoding(self) -> list[Sequence]:
         """Running requests with exactly one token to feed, each of their sequences, in order of admission."""
-        return [seq for seq in self.running if _pending(seq) == 1]
+        return [seq for seq in self.running if (_lag(seq) if seq.forked else seq.to_compute) == 1]
 
     def prefilling(self) -> list[Sequence]:
         """Running requests in the middle of their prompt, or of what they generated before a preemption."""
-        return [seq for seq in self.running if _pending(seq) > 1]
+        return [seq for seq in self.running if (_lag(seq) if seq.forked else seq.to_compute) > 1]
 
     def prefill(self, plan: Plan, seq: Sequence, budget: int) -> int:
         """Feed the next tokens of a prompt, whose blocks it has held since its admission. Returns how many.
@@ -344,6 +344,6 @@ class Scheduler:
                 raise InvariantError(f"sequence {seq.id} waits with {seq.computed} computed tokens, row {seq.row}")
 
 
-def _pending(seq: Sequence) -> int:
-    """Tokens that a running request has to feed before it samples again, of its sequence that lags the most."""
-    return max(part.to_compute for part in seq.feeding) if seq.forked else seq.to_compute
+def _lag(trunk: Sequence) -> int:
+    """Tokens that a request that has forked still has to feed, of the branch that has the most."""
+    return max(part.to_compute for part in trunk.parts)

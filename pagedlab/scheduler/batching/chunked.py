@@ -16,7 +16,7 @@ class Chunked(Batching):
 
     def fill(self, plan: Plan, scheduler: Scheduler) -> None:
         for seq in scheduler.decoding():
-            if plan.total_tokens + len(seq.feeding) > self.max_tokens:
+            if plan.total_tokens + seq.num_feeding > self.max_tokens:
                 break
             scheduler.decode(plan, seq)
         budget = self.max_tokens - plan.total_tokens

@@ -29,7 +29,7 @@ class PrefillFirst(Batching):
         if plan.batch:
             return
         for seq in scheduler.decoding():
-            if plan.total_tokens + len(seq.feeding) > self.max_tokens:
+            if plan.total_tokens + seq.num_feeding > self.max_tokens:
                 break
             scheduler.decode(plan, seq)
 
