@@ -6,10 +6,10 @@ import numpy as np
 
 from pagedlab.allocator.base import ALLOCATORS
 from pagedlab.allocator.pool import BlockPool
-from pagedlab.core.request import Request, SamplingParams
+from pagedlab.core.request import Completion, Request, SamplingParams
 from pagedlab.engine import serve
 from pagedlab.executor.base import CachePlan
-from pagedlab.executor.fingerprint import FingerprintExecutor, fingerprint, next_token
+from pagedlab.executor.fingerprint import FingerprintExecutor, fingerprint, log_probs, next_token
 from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
 from pagedlab.recorder.recorder import Recorder
@@ -18,6 +18,7 @@ from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.order.base import ORDERS
 from pagedlab.scheduler.scheduler import Scheduler
 from pagedlab.settings import FingerprintExecutorSettings
+from tests.engine.beam_oracle import naive_beams
 
 VOCAB = 50
 
@@ -69,17 +70,46 @@ def run(requests, num_blocks, block_size=4, eos=None, **choices):
     return recorder, scheduler
 
 
-def naive_output(r: Request, eos=None) -> list[int]:
+def fingerprints_of(tokens: list[int]) -> list[int]:
+    """The KV of these tokens, one after the other."""
+    kv: list[int] = []
+    for position, token in enumerate(tokens):
+        kv.append(fingerprint(token, position, kv[-1] if kv else 0))
+    return kv
+
+
+def naive_output(r: Request, eos=None, sampling=None) -> list[int]:
     """What the fingerprint model generates for a request alone, from a plain list: no blocks, no batch."""
+    sampling = sampling or r.sampling
     tokens, kv = [int(t) for t in r.prompt], []
     limit = min(r.max_tokens, r.true_output_tokens or r.max_tokens)
     output: list[int] = []
     while len(output) < limit:
         while len(kv) < len(tokens):
             kv.append(fingerprint(tokens[len(kv)], len(kv), kv[-1] if kv else 0))
-        token = next_token(kv, r.sampling, len(output), VOCAB)
+        token = next_token(kv, sampling, len(output), VOCAB)
         output.append(token)
         tokens.append(token)
         if token == eos and not r.sampling.ignore_eos:
             break
     return output
+
+
+def naive_answer(r: Request, eos=None) -> list[Completion]:
+    """What the fingerprint model answers to a request of any number of outputs, alone; best first."""
+    prompt = [int(t) for t in r.prompt]
+    if r.sampling.beam_width > 1:
+        limit = min(r.max_tokens, r.true_output_tokens or r.max_tokens)
+        return naive_beams(r, lambda out: log_probs(fingerprints_of(prompt + out), VOCAB).tolist(), eos, limit)[0]
+    answer = []
+    for child in range(r.width):
+        output = naive_output(r, eos, r.sampling.of_child(child))
+        mean = None
+        if r.sampling.ranks:
+            chain = [log_probs(fingerprints_of(prompt + output[:i]), VOCAB)[output[i]] for i in range(len(output))]
+            mean = sum(map(float, chain)) / len(chain)
+        stopped = output[-1] == eos and not r.sampling.ignore_eos
+        answer.append(Completion(output, mean, "stop" if stopped else "length"))
+    if r.sampling.ranks:
+        answer.sort(key=lambda completion: -completion.score)
+    return answer[: r.sampling.n]
