@@ -33,6 +33,8 @@ def load_settings(config: DictConfig) -> Settings:
     """Check types, unknown keys, values and combinations. ConfigError before anything is loaded or written."""
     schema = OmegaConf.structured(Settings)
     for group, options in OPTIONS.items():
+        if group not in schema:
+            continue
         name = OmegaConf.select(config, f"{group}.name")
         if name not in options:
             raise ConfigError(f"{group}={name}: no such option, expected one of {', '.join(options)}")

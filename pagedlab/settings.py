@@ -157,6 +157,13 @@ class FingerprintExecutorSettings:
 
 
 @dataclass
+class EvictionSettings:
+    """A policy without parameters."""
+
+    name: str
+
+
+@dataclass
 class NoTrackerSettings:
     name: str
 
@@ -208,6 +215,7 @@ class Settings:
 OPTIONS: dict[str, dict[str, type]] = {
     "executor": {"torch": TorchExecutorSettings, "fingerprint": FingerprintExecutorSettings},
     "workload": {"sharegpt": ShareGPTSettings, "synthetic": SyntheticSettings},
+    "eviction": {"lru": EvictionSettings, "fifo": EvictionSettings},
     "tracker": {"none": NoTrackerSettings, "wandb": WandbSettings},
 }
 
