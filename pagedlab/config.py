@@ -33,7 +33,7 @@ def load_settings(config: DictConfig) -> Settings:
     """Check types, unknown keys, values and combinations. ConfigError before anything is loaded or written."""
     schema = OmegaConf.structured(Settings)
     for group, options in OPTIONS.items():
-        if group not in schema:
+        if group not in {field.name for field in fields(Settings)}:
             continue
         name = OmegaConf.select(config, f"{group}.name")
         if name not in options:
