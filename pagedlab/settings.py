@@ -164,6 +164,72 @@ class EvictionSettings:
 
 
 @dataclass
+class ClockSettings:
+    """bits: of the counter of uses; 1 is the classic reference bit."""
+
+    name: str
+    bits: int
+
+
+@dataclass
+class SlruSettings:
+    """protected_fraction: of the cache, how much what was used again may take. promote_hits: how often that is."""
+
+    name: str
+    protected_fraction: float
+    promote_hits: int
+
+
+@dataclass
+class S3FifoSettings:
+    """small_fraction, ghost_fraction: of the cache. promote_hits: from how many on a block moves to the main queue.
+    warmup: paper or libcachesim, where content goes while nothing was evicted yet."""
+
+    name: str
+    small_fraction: float
+    ghost_fraction: float
+    promote_hits: int
+    warmup: str
+
+
+@dataclass
+class LirsSettings:
+    """hir_fraction: of the cache, for blocks that did not come back soon. ghost_fraction: how many blocks that left
+    are remembered, of the cache."""
+
+    name: str
+    hir_fraction: float
+    ghost_fraction: float
+
+
+@dataclass
+class GdsfSettings:
+    """cost: uniform, or recompute. attention_tokens: the context at which attention costs as much as the weights,
+    parameters / (2 x layers x width)."""
+
+    name: str
+    cost: str
+    attention_tokens: float
+
+
+@dataclass
+class CostAwareSettings:
+    """alpha: weight of cost against age; 0 is LRU. attention_tokens: as for gdsf."""
+
+    name: str
+    alpha: float
+    attention_tokens: float
+
+
+@dataclass
+class TtlPinSettings:
+    """ttl_s: for how long after its last use a block is pinned where its request does not say."""
+
+    name: str
+    ttl_s: float
+
+
+@dataclass
 class NoTrackerSettings:
     name: str
 
@@ -215,7 +281,17 @@ class Settings:
 OPTIONS: dict[str, dict[str, type]] = {
     "executor": {"torch": TorchExecutorSettings, "fingerprint": FingerprintExecutorSettings},
     "workload": {"sharegpt": ShareGPTSettings, "synthetic": SyntheticSettings},
-    "eviction": {"lru": EvictionSettings, "fifo": EvictionSettings},
+    "eviction": {
+        **dict.fromkeys(("lru", "fifo", "lfu", "mru", "filo", "random", "sieve", "arc"), EvictionSettings),
+        **dict.fromkeys(("priority", "priority_ttl", "belady"), EvictionSettings),
+        "clock": ClockSettings,
+        "slru": SlruSettings,
+        "s3fifo": S3FifoSettings,
+        "lirs": LirsSettings,
+        "gdsf": GdsfSettings,
+        "cost_aware": CostAwareSettings,
+        "ttl_pin": TtlPinSettings,
+    },
     "tracker": {"none": NoTrackerSettings, "wandb": WandbSettings},
 }
 

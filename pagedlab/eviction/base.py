@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,12 +62,15 @@ class Eviction(ABC):
     """
 
     needs_future = False
-    """Whether it must be told all requests beforehand (an oracle), by `foretell`."""
+    """Whether it is an oracle, which must be told beforehand what will be asked for, by `foretell`."""
 
     def __init__(self, capacity: int, settings: Any = None, seed: int = 0):
         """capacity: blocks of the cache. settings: the option's dataclass. seed: for those that draw."""
         self.capacity = capacity
         self.now_s = 0.0
+
+    def foretell(self, references: Iterable[int]) -> None:  # noqa: B027 - only an oracle wants to know
+        """All keys that will be asked for, in order. Told once, before everything else, to one that `needs_future`."""
 
     # ---- what is told ---------------------------------------------------------------------------------------------
 
@@ -123,4 +127,11 @@ class Eviction(ABC):
         """Check every invariant from scratch; InvariantError names the first that does not hold. O(blocks)."""
 
 
-EVICTIONS: Registry[type[Eviction]] = Registry("eviction", "pagedlab.eviction", ("lru", "fifo"))
+EVICTIONS: Registry[type[Eviction]] = Registry(
+    "eviction",
+    "pagedlab.eviction",
+    (
+        *("lru", "fifo", "lfu", "mru", "filo", "random", "clock", "slru", "sieve", "s3fifo", "arc", "lirs", "gdsf"),
+        *("priority", "priority_ttl", "cost_aware", "ttl_pin", "belady"),
+    ),
+)

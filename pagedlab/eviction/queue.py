@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Set
 from heapq import heapify, heappop, heappush
 
 from pagedlab.core.errors import InvariantError
@@ -51,12 +52,7 @@ class Queue:
     def offer(self, key: int) -> None:
         self._offered.add(key)
         if key in self._aside:
-            place = self._aside[key]
-            if self._heaped.get(key) != place:
-                self._heaped[key] = place
-                heappush(self._returned, (place, key))
-                if len(self._returned) > 2 * len(self._aside) + 64:
-                    self._rebuild()
+            self._return(key)
 
     def withdraw(self, key: int) -> None:
         self._offered.discard(key)
@@ -66,6 +62,30 @@ class Queue:
         self._offered.discard(key)
         if self._order.pop(key, None) is None:
             del self._aside[key]
+
+    def move(self, key: int, other: Queue) -> None:
+        """Take a key out and put it at the end of another queue, where it is offered if it was here."""
+        offered = key in self._offered
+        self.remove(key)
+        other.push(key)
+        if offered:
+            other.offer(key)
+
+    def take(self, key: int) -> int:
+        """Take a key out that may come back by `refill`: its place. It stays offered if it was."""
+        place = self._order.pop(key, None)
+        return self._aside.pop(key) if place is None else place
+
+    def refill(self, order: OrderedDict[int, int], others: dict[int, int]) -> None:
+        """Put keys back with their places: `order` has them in order, `others` in none. To be called when `first` has
+        found nothing, so that all else has been set aside."""
+        if self._order:
+            raise InvariantError("a queue is refilled that has keys to go through")
+        self._order = order
+        for key, place in others.items():
+            self._aside[key] = place
+            if key in self._offered:
+                self._return(key)
 
     def first(self) -> int | None:
         """The earliest offered key; None where none is offered, and then everything has been set aside."""
@@ -91,11 +111,11 @@ class Queue:
         places = {**self._order, **self._aside}
         return sorted(places, key=places.__getitem__)
 
-    def audit(self) -> None:
-        """Raise InvariantError unless the parts fit together."""
+    def audit(self, taken: Set[int] = frozenset()) -> None:
+        """Raise InvariantError unless the parts fit together. taken: keys that may come back."""
         if both := self._order.keys() & self._aside.keys():
             raise InvariantError(f"keys {sorted(both)} are both in the queue and set aside")
-        if unknown := self._offered - self._order.keys() - self._aside.keys():
+        if unknown := self._offered - self._order.keys() - self._aside.keys() - taken:
             raise InvariantError(f"keys {sorted(unknown)} are offered and not in the queue")
         places = list(self._order.values())
         if places != sorted(set(places)):
@@ -103,8 +123,17 @@ class Queue:
         if lost := {key for key in self._offered & self._aside.keys() if self._heaped.get(key) != self._aside[key]}:
             raise InvariantError(f"keys {sorted(lost)} are offered and would never be met")
 
+    def _return(self, key: int) -> None:
+        """A key that was set aside may be taken again."""
+        place = self._aside[key]
+        if self._heaped.get(key) == place:
+            return
+        self._heaped[key] = place
+        heappush(self._returned, (place, key))
+        if len(self._returned) > 2 * len(self._aside) + 64:  # half of it is there for no reason any more
+            self._rebuild()
+
     def _rebuild(self) -> None:
-        """Drop what is in the heap no longer for a reason. Called when that is half of it."""
         self._heaped = {key: place for key, place in self._aside.items() if key in self._offered}
         self._returned = [(place, key) for key, place in self._heaped.items()]
         heapify(self._returned)
