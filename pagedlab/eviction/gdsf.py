@@ -1,4 +1,4 @@
-"""Greedy-Dual-Size-Frequency (Cherkasova, HP Labs 1998), with recompute cost the policy of RAGCache (arXiv 2404.12457)."""
+"""Greedy-Dual-Size-Frequency (Cherkasova, HP Labs 1998); with recompute cost that of RAGCache (arXiv 2404.12457)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys with ranks, some of which may not be taken: the lowest-ranked of the others from a heap that is mended lazily."""
+"""Keys with ranks, some of which may not be taken: the lowest-ranked of the others, from a heap mended lazily."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Most recently used first (SGLang `mru`, LMCache): a foil for scans longer than the cache, of which LRU keeps nothing."""
+"""Most recently used first (SGLang `mru`, LMCache): a foil for scans longer than the cache, of which LRU keeps none."""
 
 from __future__ import annotations
 

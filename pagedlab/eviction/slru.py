@@ -1,4 +1,4 @@
-"""Segmented LRU (Karedla, Love, Wherry, IEEE Computer 1994): what was used again is protected from what was used once."""
+"""Segmented LRU (Karedla, Love, Wherry, IEEE Computer 1994): what was used again is protected."""
 
 from __future__ import annotations
 
