@@ -135,6 +135,21 @@ class SyntheticSettings:
 
 
 @dataclass
+class TraceSettings:
+    """A file of block ids. mooncake: its published JSONL. ids: text, the ids of one request on each line.
+    oracle_general: libCacheSim's binary format of that name.
+
+    block_tokens: how many tokens a block has; a published Mooncake trace has 512. limit: read no more than so many
+    requests; null reads all.
+    """
+
+    name: str
+    path: Optional[str]
+    block_tokens: int
+    limit: Optional[int]
+
+
+@dataclass
 class TorchExecutorSettings:
     """device: auto (cuda where there is one), cpu, cuda or cuda:N. threads: of torch; null keeps torch's choice.
     cuda_graphs: record decode steps and replay them, on CUDA."""
@@ -157,8 +172,8 @@ class FingerprintExecutorSettings:
 
 
 @dataclass
-class EvictionSettings:
-    """A policy without parameters."""
+class NameOnlySettings:
+    """An option without parameters."""
 
     name: str
 
@@ -277,13 +292,38 @@ class Settings:
     tracker: Any
 
 
+@dataclass
+class ReplaySettings:
+    """Everything that decides a cache replay.
+
+    policies: names of eviction policies, or {name: s3fifo, warmup: paper} for one with other settings than its own;
+    null is the one of `eviction`. capacity_blocks: sizes of the cache, each tried with each policy. leaf_first: true
+    is a prefix cache, in which a request hits the blocks that it shares from its start on; false is a flat cache, in
+    which each block is a reference of its own. block_size: of a workload of tokens. model: whose tokenizer makes them.
+    """
+
+    seed: int
+    block_size: int
+    leaf_first: bool
+    policies: Optional[list[Any]]
+    capacity_blocks: list[int]
+    progress: bool
+    model: ModelSettings
+    sampling: SamplingSettings
+    eviction: Any
+    workload: Any
+
+
+# Traces of block ids, an option of `workload` for `replay` alone: there is nothing in them to serve.
+TRACES: dict[str, type] = dict.fromkeys(("mooncake", "ids", "oracle_general"), TraceSettings)
+
 # Groups whose options have dataclasses of their own: group -> option name -> dataclass.
 OPTIONS: dict[str, dict[str, type]] = {
     "executor": {"torch": TorchExecutorSettings, "fingerprint": FingerprintExecutorSettings},
     "workload": {"sharegpt": ShareGPTSettings, "synthetic": SyntheticSettings},
     "eviction": {
-        **dict.fromkeys(("lru", "fifo", "lfu", "mru", "filo", "random", "sieve", "arc"), EvictionSettings),
-        **dict.fromkeys(("priority", "priority_ttl", "belady"), EvictionSettings),
+        **dict.fromkeys(("lru", "fifo", "lfu", "mru", "filo", "random", "sieve", "arc"), NameOnlySettings),
+        **dict.fromkeys(("priority", "priority_ttl", "belady"), NameOnlySettings),
         "clock": ClockSettings,
         "slru": SlruSettings,
         "s3fifo": S3FifoSettings,

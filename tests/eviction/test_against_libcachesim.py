@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pagedlab.replay.flat import replay_flat
+from pagedlab.replay.cache import replay_flat
+from pagedlab.replay.trace import trace_of_ids
 from tests.eviction.lab import policy
 
 LENGTH = 3000
@@ -50,7 +51,9 @@ def traces():
         "scans": zipf_with_scans(rng),
         "loop": [i % 90 for i in range(LENGTH)],
         "shifting": shifting(rng),
-        "conversations": [turn for i in range(180) for turn in range(10 * (i % 23), 10 * (i % 23) + 4 + i // 15)],
+        "conversations": [turn for i in range(400) for turn in range(10 * (i % 23), 10 * (i % 23) + 4 + i // 15)][
+            :LENGTH
+        ],
     }
 
 
@@ -79,7 +82,7 @@ def outside():
 @pytest.mark.parametrize("trace", traces())
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_misses_are_those_of_libcachesim(name, trace, outside):
-    references = traces()[trace]
+    references = trace_of_ids(traces()[trace])
     sizes = S3FIFO_SIZES if name == "s3fifo" else SIZES
-    ours = {size: len(references) - replay_flat(policy(name, size), references).block_hits for size in sizes}
+    ours = {size: LENGTH - replay_flat(policy(name, size), references).block_hits for size in sizes}
     assert ours == {size: outside[name, trace, size] for size in sizes}
