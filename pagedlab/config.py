@@ -37,6 +37,7 @@ def load_settings(config: DictConfig) -> Settings:
     settings = typed_settings(config, Settings, OPTIONS)
     _check_values(settings)
     _check_combinations(settings)
+    check_texts(settings, "")
     return settings
 
 
@@ -44,7 +45,7 @@ S = TypeVar("S")
 
 
 def typed_settings(config: DictConfig, kind: type[S], groups: dict[str, dict[str, type]]) -> S:
-    """The config as dataclasses of `kind`. groups: as OPTIONS. ConfigError for unknown keys, types, empty texts."""
+    """The config as dataclasses of `kind`. groups: as OPTIONS. ConfigError for unknown keys and wrong types."""
     schema = OmegaConf.structured(kind)
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     groups = {group: options for group, options in groups.items() if group in names}
@@ -66,7 +67,6 @@ def typed_settings(config: DictConfig, kind: type[S], groups: dict[str, dict[str
         raise ConfigError(_one_line(error)) from error
     if not isinstance(settings, kind):
         raise ConfigError(f"config of type {type(settings).__name__}, expected {kind.__name__}")
-    _check_texts(settings, "")
     return settings
 
 
@@ -186,11 +186,11 @@ def _check_combinations(s: Settings) -> None:
         )
 
 
-def _check_texts(settings: Any, prefix: str) -> None:
+def check_texts(settings: Any, prefix: str) -> None:
     """No text may be empty: an unset shell variable makes `model.path=`, which must not mean the folder `.`."""
     for field in fields(settings):
         value, path = getattr(settings, field.name), prefix + field.name
         if is_dataclass(value):
-            _check_texts(value, f"{path}.")
+            check_texts(value, f"{path}.")
         elif isinstance(value, str) and not value.strip():
             raise ConfigError(f"{path}={value}: expected a text that is not empty")

@@ -34,7 +34,7 @@ def replay_flat(policy: Eviction, trace: Trace, tick: Callable[[int], None] = la
     cached: set[int] = set()
     entries = [Entry(None, depth, trace.block_tokens) for depth in range(max(map(len, trace.requests)))]
     hit, miss, insert, offer, evict = policy.hit, policy.miss, policy.insert, policy.offer, policy.evict
-    counts, hits, prefix_hits, room = Counts(), 0, 0, policy.capacity
+    counts, hits, prefix_hits, room = Counts(trace.num_references), 0, 0, policy.capacity
     for number, (time_s, keys) in enumerate(zip(trace.times_s, trace.requests, strict=True)):
         if not number % TICK:
             tick(number)
@@ -57,7 +57,7 @@ def replay_flat(policy: Eviction, trace: Trace, tick: Callable[[int], None] = la
             offer(key)
             cached.add(key)
         prefix_hits += leading
-    counts.references, counts.block_hits, counts.prefix_hits = trace.num_references, hits, prefix_hits
+    counts.block_hits, counts.prefix_hits = hits, prefix_hits
     return counts
 
 

@@ -63,7 +63,6 @@ def _blocks(entry: dict[str, Any], prompt_tokens: int, block_tokens: int, where:
         raise WorkloadError(f"{where}hash_ids: {shown(value)}, expected a list of ids")
     expected = -(-prompt_tokens // block_tokens)
     if len(value) != expected:
-        raise WorkloadError(
-            f"{where}hash_ids: {len(value)} ids, expected {expected}, for {prompt_tokens} tokens in blocks of {block_tokens}"
-        )
+        of = f"for {prompt_tokens} tokens in blocks of {block_tokens}"
+        raise WorkloadError(f"{where}hash_ids: {len(value)} ids, expected {expected} {of}")
     return [block_id(item, f"{where}hash_ids[{i}]") for i, item in enumerate(value)]

@@ -26,9 +26,7 @@ def read(settings: TraceSettings, path: Path) -> Iterator[BlockRequest]:
         while chunk := file.read(RECORD.size * _AT_ONCE):
             if rest := len(chunk) % RECORD.size:
                 at = index + len(chunk) // RECORD.size
-                raise WorkloadError(
-                    f"{name}: reference {at}: {rest} bytes, expected {RECORD.size}: the file is cut off"
-                )
+                raise WorkloadError(f"{name}: reference {at}: {rest} bytes, expected {RECORD.size}")
             for seconds, id, _, _ in RECORD.iter_unpack(chunk):
                 if seconds < before:
                     raise WorkloadError(f"{name}: reference {index}: time: {seconds}, expected at least {before}")

@@ -51,9 +51,7 @@ def traces():
         "scans": zipf_with_scans(rng),
         "loop": [i % 90 for i in range(LENGTH)],
         "shifting": shifting(rng),
-        "conversations": [turn for i in range(400) for turn in range(10 * (i % 23), 10 * (i % 23) + 4 + i // 15)][
-            :LENGTH
-        ],
+        "conversations": [100 * (i % 23) + block for i in range(400) for block in range(4 + i // 15)][:LENGTH],
     }
 
 
