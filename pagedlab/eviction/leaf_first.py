@@ -6,6 +6,7 @@ SGLang evicts from the leaves of its tree and then offers the parent; vLLM comes
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from pagedlab.core.errors import InvariantError
 from pagedlab.eviction.base import ASKS_NOTHING, ENTRY, Entry, Eviction, Retention
@@ -16,7 +17,8 @@ class LeafFirst(Eviction):
 
     Idle is what the owner has offered. A parent is offered when its last child goes. Who uses a block uses all blocks
     before it, so the children of an idle block are idle as well, and every idle block can be evicted in the end.
-    A parent must be cached before its children. O(1) beside what the policy itself costs.
+    For the same reason a block is cached only while the block before it is, and is in use. O(1) beside what the policy
+    itself costs.
     """
 
     def __init__(self, policy: Eviction):
@@ -35,6 +37,9 @@ class LeafFirst(Eviction):
     def now_s(self, seconds: float) -> None:
         self.policy.now_s = seconds
 
+    def foretell(self, references: Iterable[int]) -> None:
+        self.policy.foretell(references)
+
     def miss(self, key: int) -> None:
         self.policy.miss(key)
 
@@ -43,8 +48,8 @@ class LeafFirst(Eviction):
         if parent is not None:
             if parent not in self._parents:
                 raise InvariantError(f"block {key} is cached before its parent {parent}")
-            if parent in self._idle and parent not in self._children:
-                self.policy.withdraw(parent)
+            if parent in self._idle:
+                raise InvariantError(f"block {key} is cached while its parent {parent} is idle")
             self._children[parent] += 1
         self._parents[key] = parent
         self.policy.insert(key, entry, retention)

@@ -17,27 +17,23 @@ class PriorityTtl(ExpiringEviction):
 
     def __init__(self, capacity: int, settings: Any = None, seed: int = 0):
         super().__init__(capacity, settings, seed)
-        self._ttl_s: dict[int, float | None] = {}
+        self._asked: dict[int, Retention] = {}
 
     def insert(self, key: int, entry: Entry = ENTRY, retention: Retention = ASKS_NOTHING) -> None:
-        self._ttl_s[key] = retention.ttl_s
-        self._used(key, retention.priority)
+        self.hit(key, retention)
 
     def hit(self, key: int, retention: Retention = ASKS_NOTHING) -> None:
-        self._ttl_s[key] = retention.ttl_s
-        self._used(key, retention.priority)
+        self._asked[key] = retention
+        self.free(key)
 
     def free(self, key: int) -> None:
-        self._used(key, self._ranks[key][0])
+        asked = self._asked[key]
+        self._ranks[key] = (asked.priority, self._tick())
+        self._expire_at(key, None if asked.ttl_s is None else self.now_s + asked.ttl_s)
 
     def forget(self, key: int) -> None:
         super().forget(key)
-        del self._ttl_s[key]
-
-    def _used(self, key: int, priority: float) -> None:
-        self._ranks[key] = (priority, self._tick())
-        ttl_s = self._ttl_s[key]
-        self._expire_at(key, None if ttl_s is None else self.now_s + ttl_s)
+        del self._asked[key]
 
     def _expired(self, key: int) -> None:
         self._ranks[key] = (DEFAULT_PRIORITY, self._ranks[key][1])

@@ -26,10 +26,11 @@ VARIANTS = {name: {} for name in EVICTIONS} | {
     "slru sglang": {"protected_fraction": 1.0, "promote_hits": 2},
     "slru small": {"protected_fraction": 0.3},
     "s3fifo paper": {"warmup": "paper"},
-    "s3fifo half": {"small_fraction": 0.5, "promote_hits": 1},
+    "s3fifo half": {"small_fraction": 0.5, "promote_hits": 1, "ghost_fraction": 0.5},
     "lirs half": {"hir_fraction": 0.5, "ghost_fraction": 0.6},
-    "gdsf recompute": {"cost": "recompute", "attention_tokens": 3.0},
-    "cost_aware short": {"alpha": 0.3, "attention_tokens": 3.0},
+    # Of blocks of four tokens these make costs whole numbers, so that equal ranks are equal in floating point too.
+    "gdsf recompute": {"cost": "recompute", "attention_tokens": 2.0},
+    "cost_aware short": {"alpha": 0.125, "attention_tokens": 2.0},
     "ttl_pin short": {"ttl_s": 3.0},
 }
 

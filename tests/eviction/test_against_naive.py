@@ -12,8 +12,9 @@ from tests.eviction.lab import VARIANTS, settings_of, variant
 from tests.eviction.naive import MODELS
 
 MODELLED = [name for name in VARIANTS if name.split()[0] in MODELS]
-CAPACITY = 5
-KEYS = 8
+CAPACITY = 4
+KEYS = 10
+TOKENS = 4
 
 
 def pair(name, capacity=CAPACITY):
@@ -28,7 +29,8 @@ events = st.lists(
         st.integers(0, KEYS - 1),
         st.sampled_from(RETENTIONS),
     ),
-    max_size=120,
+    min_size=30,
+    max_size=150,
 )
 
 
@@ -55,7 +57,7 @@ class Bench:
         self.tell("miss", key)
         if len(self.cached) == CAPACITY and not self.evict():
             return  # everything is in use: the reference is served without being cached
-        self.tell("insert", key, Entry(None, key % 4, 1 + key % 3), retention)
+        self.tell("insert", key, Entry(None, key % 4, TOKENS), retention)
         self.cached.add(key)
 
     def evict(self):
@@ -152,7 +154,7 @@ class Tree:
             if len(self.cached) == CAPACITY and not self.evict():
                 break
             depth = blocks.index(block)
-            self.tell("insert", block, Entry(blocks[depth - 1] if depth else None, depth), retention)
+            self.tell("insert", block, Entry(blocks[depth - 1] if depth else None, depth, TOKENS), retention)
             self.cached.add(block)
             self.users[block] = 1
             mine.append(block)
