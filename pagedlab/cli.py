@@ -7,6 +7,8 @@ from importlib import import_module
 
 COMMANDS = {
     "serve": "serve a workload with a real model or a fake one, measure KV memory and latency; -m sweeps",
+    "replay": "replay a trace through eviction policies alone: hit ratio by policy and capacity, with bounds",
+    "bench_eviction": "what a reference costs in a flat cache, by eviction policy and capacity",
     "bench_inputs": "what it costs to build the inputs of a decode step",
 }
 

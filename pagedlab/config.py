@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from fractions import Fraction
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from omegaconf import AnyNode, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -23,7 +23,7 @@ from pagedlab.preemption.victim.base import VICTIMS
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.order.base import ORDERS
-from pagedlab.settings import OPTIONS, Settings, nested_settings
+from pagedlab.settings import OPTIONS, TRACES, Settings, nested_settings
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _EARLY_STOPPING = ("false", "true", "never")
@@ -32,13 +32,31 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 def load_settings(config: DictConfig) -> Settings:
     """Check types, unknown keys, values and combinations. ConfigError before anything is loaded or written."""
-    schema = OmegaConf.structured(Settings)
-    for group, options in OPTIONS.items():
+    name = OmegaConf.select(config, "workload.name")
+    if name in TRACES:
+        raise ConfigError(f"workload={name}: a trace of block ids, which only `pagedlab replay` takes")
+    settings = typed_settings(config, Settings, OPTIONS)
+    _check_values(settings)
+    _check_combinations(settings)
+    _check_outputs(settings)
+    check_texts(settings, "")
+    return settings
+
+
+S = TypeVar("S")
+
+
+def typed_settings(config: DictConfig, kind: type[S], groups: dict[str, dict[str, type]]) -> S:
+    """The config as dataclasses of `kind`. groups: as OPTIONS. ConfigError for unknown keys and wrong types."""
+    schema = OmegaConf.structured(kind)
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    groups = {group: options for group, options in groups.items() if group in names}
+    for group, options in groups.items():
         name = OmegaConf.select(config, f"{group}.name")
         if name not in options:
             raise ConfigError(f"{group}={name}: no such option, expected one of {', '.join(options)}")
         schema[group] = OmegaConf.structured(options[name])
-    refused = next(_refused_keys(config, Settings, ""), None)
+    refused = next(_refused_keys(config, kind, "", groups), None)
     if refused:
         raise ConfigError(refused)
     try:
@@ -49,12 +67,8 @@ def load_settings(config: DictConfig) -> Settings:
         settings = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
-    if not isinstance(settings, Settings):
-        raise ConfigError(f"config of type {type(settings).__name__}, expected Settings")
-    _check_values(settings)
-    _check_combinations(settings)
-    _check_outputs(settings)
-    _check_texts(settings, "")
+    if not isinstance(settings, kind):
+        raise ConfigError(f"config of type {type(settings).__name__}, expected {kind.__name__}")
     return settings
 
 
@@ -71,7 +85,7 @@ def suggestion(word: str, known: list[str]) -> str:
     return f", did you mean {close[0]}?" if close else f", expected one of {', '.join(sorted(known))}"
 
 
-def _refused_keys(config: DictConfig, kind: type, prefix: str) -> Iterator[str]:
+def _refused_keys(config: DictConfig, kind: type, prefix: str, groups: dict[str, dict[str, type]]) -> Iterator[str]:
     """What a structured config lets pass: keys added by `+key=`, and a number for a bool (2 would be true)."""
     known, types = [field.name for field in fields(kind)], get_type_hints(kind)
     for key in map(str, config):
@@ -83,9 +97,9 @@ def _refused_keys(config: DictConfig, kind: type, prefix: str) -> Iterator[str]:
         value = child._value() if isinstance(child, AnyNode) else None
         if types[key] is bool and type(value) is int and value not in (0, 1):
             yield f"{path}={value}: expected true or false"
-        nested = OPTIONS[path][config[key]["name"]] if path in OPTIONS else nested_settings(kind, key)
+        nested = groups[path][config[key]["name"]] if path in groups else nested_settings(kind, key)
         if nested is not None and isinstance(child, DictConfig) and not child._is_none():
-            yield from _refused_keys(child, nested, f"{path}.")
+            yield from _refused_keys(child, nested, f"{path}.", groups)
 
 
 def _one_line(error: OmegaConfBaseException) -> str:
@@ -213,11 +227,11 @@ def _check_outputs(s: Settings) -> None:
             raise ConfigError(f"{said}={width}: expected at most scheduler.{limit}={getattr(s.scheduler, limit)}")
 
 
-def _check_texts(settings: Any, prefix: str) -> None:
+def check_texts(settings: Any, prefix: str) -> None:
     """No text may be empty: an unset shell variable makes `model.path=`, which must not mean the folder `.`."""
     for field in fields(settings):
         value, path = getattr(settings, field.name), prefix + field.name
         if is_dataclass(value):
-            _check_texts(value, f"{path}.")
+            check_texts(value, f"{path}.")
         elif isinstance(value, str) and not value.strip():
             raise ConfigError(f"{path}={value}: expected a text that is not empty")

@@ -21,6 +21,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pagedlab.core.errors import PagedlabError
 from pagedlab.interrupts import Interrupted
+from pagedlab.plugins import load_plugins
+from pagedlab.settings import OPTIONS, Settings, nested_settings
 
 EXIT_FAULT = 1
 EXIT_USAGE = 2
@@ -46,11 +48,12 @@ class Launch:
     exit_code: int = 0
 
 
-def launch(task: Callable[[Job], None], config_name: str = "config") -> Launch:
-    """Compose sys.argv, run the task for it, or for each job of a sweep.
+def launch(task: Callable[[Job], None], config_name: str = "config", kind: type = Settings) -> Launch:
+    """Compose sys.argv, run the task for it, or for each job of a sweep. kind: the settings that the config becomes.
 
     exit_code: 0 done; 1 a fault of pagedlab (its traceback on stderr); 2 an error of the user, one line on stderr;
-    128 + signal when interrupted. A job that fails does not stop the others of its sweep.
+    128 + signal when interrupted. A job that fails does not stop the others of its sweep. `--plugin FILE` is taken out
+    of sys.argv and run first.
     """
     done = Launch()
 
@@ -76,12 +79,16 @@ def launch(task: Callable[[Job], None], config_name: str = "config") -> Launch:
     # Hydra prints what it catches in several lines; with this it lets us catch it and say it in one.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
+        load_plugins(sys.argv)
         hydra.main(version_base="1.3", config_path="pkg://pagedlab.conf", config_name=config_name)(run_job)()
     except Interrupted as stop:
         say(f"interrupted by {stop}")
         done.exit_code = stop.exit_code
+    except PagedlabError as error:
+        say(f"error: {error}")
+        done.exit_code = EXIT_USAGE
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
-        say(f"error: {_one_line(error)}")
+        say(f"error: {_one_line(error, kind)}")
         done.exit_code = EXIT_USAGE
     return done
 
@@ -109,7 +116,7 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _one_line(error: BaseException) -> str:
+def _one_line(error: BaseException, kind: type = Settings) -> str:
     """Hydra's and OmegaConf's messages, folded into a line; an unknown key gets the nearest known one."""
     text = str(error)
     cause = error.__cause__
@@ -118,17 +125,16 @@ def _one_line(error: BaseException) -> str:
     unknown = re.search(r"is not in struct\s+full_key: (\S+)", text)
     if unknown:
         *parent, key = unknown[1].split(".")
-        return f"{unknown[1]}: no such setting{_instead(parent, key)}"
+        return f"{unknown[1]}: no such setting{_instead(parent, key, kind)}"
     # Where Hydra looked for a config says nothing that the list of options before it does not.
     return " ".join(text.partition("Config search path:")[0].split())
 
 
-def _instead(parent: list[str], key: str) -> str:
+def _instead(parent: list[str], key: str, kind: type) -> str:
     """What to write instead of `key` under the path `parent`, where the composed config has no such key."""
     from pagedlab.config import suggestion
-    from pagedlab.settings import OPTIONS, Settings, nested_settings
 
-    kinds: list[tuple[str, Any]] = [("", Settings)]  # the option that a class of settings belongs to, the class
+    kinds: list[tuple[str, Any]] = [("", kind)]  # the option that a class of settings belongs to, the class
     for name in parent:
         nested = [(option, below) for option, kind in kinds if (below := nested_settings(kind, name))]
         kinds = nested or [(f" with {name}={option}", kind) for option, kind in OPTIONS.get(name, {}).items()]

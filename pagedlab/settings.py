@@ -144,6 +144,21 @@ class SyntheticSettings:
 
 
 @dataclass
+class TraceSettings:
+    """A file of block ids. mooncake: its published JSONL. ids: text, the ids of one request on each line.
+    oracle_general: libCacheSim's binary format of that name.
+
+    block_tokens: how many tokens a block has; a published Mooncake trace has 512. limit: read no more than so many
+    requests; null reads all.
+    """
+
+    name: str
+    path: Optional[str]
+    block_tokens: int
+    limit: Optional[int]
+
+
+@dataclass
 class TorchExecutorSettings:
     """device: auto (cuda where there is one), cpu, cuda or cuda:N. threads: of torch; null keeps torch's choice.
     cuda_graphs: record decode steps and replay them, on CUDA."""
@@ -164,6 +179,79 @@ class FingerprintExecutorSettings:
     step_s: float
     token_s: float
     copy_s: float
+
+
+@dataclass
+class NameOnlySettings:
+    """An option without parameters."""
+
+    name: str
+
+
+@dataclass
+class ClockSettings:
+    """bits: of the counter of uses; 1 is the classic reference bit."""
+
+    name: str
+    bits: int
+
+
+@dataclass
+class SlruSettings:
+    """protected_fraction: of the cache, how much what was used again may take. promote_hits: how often that is."""
+
+    name: str
+    protected_fraction: float
+    promote_hits: int
+
+
+@dataclass
+class S3FifoSettings:
+    """small_fraction, ghost_fraction: of the cache. promote_hits: from how many on a block moves to the main queue.
+    warmup: paper or libcachesim, where content goes while nothing was evicted yet."""
+
+    name: str
+    small_fraction: float
+    ghost_fraction: float
+    promote_hits: int
+    warmup: str
+
+
+@dataclass
+class LirsSettings:
+    """hir_fraction: of the cache, for blocks that did not come back soon. ghost_fraction: how many blocks that left
+    are remembered, of the cache."""
+
+    name: str
+    hir_fraction: float
+    ghost_fraction: float
+
+
+@dataclass
+class GdsfSettings:
+    """cost: uniform, or recompute. attention_tokens: the context at which attention costs as much as the weights,
+    parameters / (2 x layers x width)."""
+
+    name: str
+    cost: str
+    attention_tokens: float
+
+
+@dataclass
+class CostAwareSettings:
+    """alpha: weight of cost against age; 0 is LRU. attention_tokens: as for gdsf."""
+
+    name: str
+    alpha: float
+    attention_tokens: float
+
+
+@dataclass
+class TtlPinSettings:
+    """ttl_s: for how long after its last use a block is pinned where its request does not say."""
+
+    name: str
+    ttl_s: float
 
 
 @dataclass
@@ -214,10 +302,46 @@ class Settings:
     tracker: Any
 
 
+@dataclass
+class ReplaySettings:
+    """Everything that decides a cache replay.
+
+    policies: names of eviction policies, or {name: s3fifo, warmup: paper} for one with other settings than its own;
+    null is the one of `eviction`. capacity_blocks: sizes of the cache, each tried with each policy. leaf_first: true
+    is a prefix cache, in which a request hits the blocks that it shares from its start on; false is a flat cache, in
+    which each block is a reference of its own. block_size: of a workload of tokens. model: whose tokenizer makes them.
+    """
+
+    seed: int
+    block_size: int
+    leaf_first: bool
+    policies: Optional[list[Any]]
+    capacity_blocks: list[int]
+    progress: bool
+    model: ModelSettings
+    sampling: SamplingSettings
+    eviction: Any
+    workload: Any
+
+
+# Traces of block ids, an option of `workload` for `replay` alone: there is nothing in them to serve.
+TRACES: dict[str, type] = dict.fromkeys(("mooncake", "ids", "oracle_general"), TraceSettings)
+
 # Groups whose options have dataclasses of their own: group -> option name -> dataclass.
 OPTIONS: dict[str, dict[str, type]] = {
     "executor": {"torch": TorchExecutorSettings, "fingerprint": FingerprintExecutorSettings},
     "workload": {"sharegpt": ShareGPTSettings, "synthetic": SyntheticSettings},
+    "eviction": {
+        **dict.fromkeys(("lru", "fifo", "lfu", "mru", "filo", "random", "sieve", "arc"), NameOnlySettings),
+        **dict.fromkeys(("priority", "priority_ttl", "belady"), NameOnlySettings),
+        "clock": ClockSettings,
+        "slru": SlruSettings,
+        "s3fifo": S3FifoSettings,
+        "lirs": LirsSettings,
+        "gdsf": GdsfSettings,
+        "cost_aware": CostAwareSettings,
+        "ttl_pin": TtlPinSettings,
+    },
     "tracker": {"none": NoTrackerSettings, "wandb": WandbSettings},
 }
 

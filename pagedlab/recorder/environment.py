@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -31,10 +32,18 @@ def environment(seed: int) -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "gpu": _gpu(),
         "packages": {name: _version(name) for name in _PACKAGES},
+        "plugins": _plugins(),
         "seed": seed,
         "argv": redact_argv(sys.argv),
         "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _plugins() -> dict[str, str]:
+    """The files that the command line named as plugins -> the SHA-256 of each; `argv` no longer has them."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("pagedlab_plugin_")]
+    files = [Path(module.__file__) for module in modules if module.__file__]
+    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
 
 
 def _version(package: str) -> str | None:

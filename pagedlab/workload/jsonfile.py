@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +25,14 @@ def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     The first character tells which of the two it is. A place is "entry 0" in an array, "line 1" in JSONL. A byte
     order mark and blank lines are skipped. Raises WorkloadError, of one line that names the file and the place.
     """
+    with regular_file(path, "JSON or JSONL") as file:
+        yield from _objects(file, one_line(path))
+
+
+@contextmanager
+def regular_file(path: Path, expected: str = "a file") -> Iterator[BinaryIO]:
+    """Open a file of bounded size that can be read to its end. WorkloadError for anything else, and for what fails
+    while it is read."""
     name = one_line(path)
     try:
         status = path.stat()
@@ -31,12 +40,12 @@ def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise WorkloadError(f"{name}: {error.strerror if isinstance(error, OSError) else error}") from error
     # Opening a pipe waits for a writer, and a device may never end.
     if not stat.S_ISREG(status.st_mode):
-        raise WorkloadError(f"{name}: not a regular file, expected JSON or JSONL")
+        raise WorkloadError(f"{name}: not a regular file, expected {expected}")
     if status.st_size > FILE_LIMIT:
         raise WorkloadError(f"{name}: {status.st_size} bytes, expected at most {FILE_LIMIT}")
     try:
         with path.open("rb") as file:
-            yield from _objects(file, name)
+            yield file
     except OSError as error:
         raise WorkloadError(f"{name}: {error.strerror}") from error
 

@@ -21,10 +21,10 @@ QUICK = ("executor=fingerprint", "model=tiny_llama", "workload=synthetic", "work
 QUICK += ("workload.prompt.high=60", "workload.output.high=40", "kv_num_blocks=32")
 
 
-def composed(*overrides, base=QUICK):
-    """The config of `pagedlab serve BASE OVERRIDES`."""
+def composed(*overrides, base=QUICK, command="config"):
+    """The config of `pagedlab serve BASE OVERRIDES`, or of the command with another file of conf/."""
     with initialize_config_module("pagedlab.conf", version_base="1.3"):
-        return compose("config", overrides=[*base, *overrides])
+        return compose(command, overrides=[*base, *overrides])
 
 
 _base = cache(composed)

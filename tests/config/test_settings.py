@@ -12,14 +12,16 @@ from omegaconf import OmegaConf
 from pagedlab.allocator.base import ALLOCATORS
 from pagedlab.config import load_settings, parse_bytes
 from pagedlab.core.errors import ConfigError, PagedlabError
+from pagedlab.eviction.base import EVICTIONS
 from pagedlab.executor.base import EXECUTORS
 from pagedlab.kernels.base import KERNELS
 from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
+from pagedlab.replay.config import load_replay_settings
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.order.base import ORDERS
-from pagedlab.settings import OPTIONS, Settings
+from pagedlab.settings import OPTIONS, TRACES, Settings
 from pagedlab.tracker.base import TRACKERS
 from pagedlab.workload.base import WORKLOADS
 from tests.config.composed import composed, overridden, said_of, settings_of
@@ -27,16 +29,30 @@ from tests.config.composed import composed, overridden, said_of, settings_of
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 CHOICES = sorted((path.parent.name, path.stem) for path in CONF.glob("*/*.yaml"))
-GROUPS = {group for group, _ in CHOICES} - {"experiment"}
+GROUPS = {group for group, _ in CHOICES} - {"experiment", "eviction"}
+REPLAYED = [choice for choice in CHOICES if choice[0] == "eviction" or choice[1] in TRACES]
+SERVED = [choice for choice in CHOICES if choice[0] != "experiment" and choice not in REPLAYED]
 
 
 # ---- every option -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("group", "name"), [choice for choice in CHOICES if choice[0] != "experiment"])
+@pytest.mark.parametrize(("group", "name"), SERVED)
 def test_every_option_composes_with_the_defaults_and_is_what_it_is_called(group, name):
     settings = load_settings(composed(f"{group}={name}", base=()))
     assert getattr(settings, group).name == name
+
+
+@pytest.mark.parametrize(("group", "name"), REPLAYED)
+def test_every_option_of_a_replay_composes_with_its_defaults(group, name):
+    settings = load_replay_settings(composed(f"{group}={name}", base=(), command="replay"))
+    assert getattr(settings, group).name == name
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_trace_of_block_ids_is_not_served(name):
+    with pytest.raises(ConfigError, match=f"workload={name}: a trace of block ids, which only `pagedlab replay` takes"):
+        load_settings(composed(f"workload={name}", base=()))
 
 
 @pytest.mark.parametrize("name", [name for group, name in CHOICES if group == "experiment"])
@@ -79,6 +95,7 @@ def test_the_groups_of_the_config_are_those_of_the_settings():
 
 REGISTRIES = {
     "allocator": (ALLOCATORS, "pagedlab/allocator"),
+    "eviction": (EVICTIONS, "pagedlab/eviction"),
     "executor": (EXECUTORS, "pagedlab/executor"),
     "kernel": (KERNELS, "kernels"),
     "preemption": (PREEMPTIONS, "pagedlab/preemption"),
@@ -110,7 +127,7 @@ def test_an_option_has_one_name_in_its_registry_its_module_and_its_config(group)
     names = set(registry)
     assert registered_in(folder) == {name: [name] for name in names}
     chosen = {"auto"} if group == "kernel" else set()  # one of the others, by device
-    assert {name for choice, name in CHOICES if choice == group} - chosen == names
+    assert {name for choice, name in CHOICES if choice == group} - chosen - set(TRACES) == names
 
 
 @pytest.mark.parametrize("seam", SEAMS)

@@ -34,6 +34,7 @@ def test_the_facts_are_those_of_this_machine_and_process():
         "memory_bytes",
         "gpu",
         "packages",
+        "plugins",
         "seed",
         "argv",
         "written_at",
