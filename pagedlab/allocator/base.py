@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.core.errors import InvariantError, OutOfBlocks
@@ -48,6 +48,19 @@ class Sharing:
 
     mapped: int = 0
     saved: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a sequence gets at its admission: blocks and the slots promised in them. filled: slots that hold its tokens
+    already, from a prefix cache. shared: slots among them that others hold as well. copies: (source, destination)
+    blocks to be copied before it writes."""
+
+    table: list[int]
+    promised: int
+    filled: int = 0
+    shared: int = 0
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -94,9 +107,9 @@ class Allocator(ABC):
         not counted that its branches need for what they have generated."""
 
     @abstractmethod
-    def _blocks_at_admission(self, seq: Sequence) -> dict[Key, tuple[list[int], int]]:
-        """Take blocks for a new sequence: key -> (block ids, promised slots), of itself first, and of as many of its
-        branches as get theirs now. OutOfBlocks changes nothing."""
+    def _blocks_at_admission(self, seq: Sequence) -> dict[Key, Grant]:
+        """Take blocks for a new sequence: by key, for itself first, and for as many of its branches as get theirs now.
+        OutOfBlocks changes nothing."""
 
     @abstractmethod
     def _blocks_for_growth(self, holding: Holding, num_tokens: int, replaced: int) -> list[int] | None:
@@ -129,15 +142,31 @@ class Allocator(ABC):
             f"the pool can give {self.max_run} at most (of {self.pool.num_blocks})"
         )
 
-    def admit(self, seq: Sequence) -> list[int]:
-        """Give a sequence its first blocks: room for every token known so far, at least. Returns its block table."""
+    def admit(self, seq: Sequence) -> Grant:
+        """Give a sequence its first blocks: room for every token known so far, at least."""
         if seq.key in self.holdings:
             raise InvariantError(f"sequence {seq.key} is admitted twice")
-        for key, (table, promised) in self._blocks_at_admission(seq).items():
-            self.holdings[key] = Holding(table, promised, promised)
-            self._table_entries += len(table)
-            self._promised += promised
-        return self.holdings[seq.key].table
+        grants = self._blocks_at_admission(seq)
+        for key, grant in grants.items():
+            # `entered` is what it may come to waste: what it shares it did not ask for.
+            self.holdings[key] = Holding(list(grant.table), grant.promised, grant.promised, grant.filled)
+            self._table_entries += len(grant.table)
+            self._promised += grant.promised - grant.shared
+            self._tokens += grant.filled - grant.shared
+        return grants[seq.key]
+
+    def cached_tokens(self, seq: Sequence) -> int:
+        """Tokens of a waiting sequence that need not be computed, were it admitted now."""
+        return 0
+
+    def computed(self, seq: Sequence) -> None:  # noqa: B027 - of use to a cache alone
+        """A step is over, and the keys and values of all that `seq` has computed are final."""
+
+    def settle(self, seq: Sequence) -> None:  # noqa: B027
+        """A sequence is about to be released, and computes nothing more before."""
+
+    def step_over(self) -> None:  # noqa: B027
+        """A step has been executed, its copies included."""
 
     def grow(self, key: Key, num_tokens: int) -> list[int] | None:
         """The sequence is about to hold `num_tokens` tokens. Returns the blocks added to the end of its table (often
@@ -195,7 +224,7 @@ class Allocator(ABC):
 
     def sharing(self) -> Sharing:
         """What sharing saves now: O(1)."""
-        return Sharing(self._table_entries, self._table_entries - (self.pool.num_blocks - self.pool.num_free))
+        return Sharing(self._table_entries, self._table_entries - self.pool.num_held)
 
     def usage(self) -> Usage:
         """The split of every slot now, from running sums: O(1)."""
@@ -203,8 +232,8 @@ class Allocator(ABC):
         return Usage(
             tokens=self._tokens,
             reserved=self._promised - self._tokens,
-            block_tail=(self.pool.num_blocks - self.pool.num_free) * size - self._promised,
-            cached_idle=0,
+            block_tail=self.pool.num_held * size - self._promised,
+            cached_idle=self.pool.num_idle * size,
             free=self.pool.num_free * size,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
-from pagedlab.allocator.base import Allocator, Holding, blocks_for
+from pagedlab.allocator.base import Allocator, Grant, Holding, blocks_for
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.allocator.runs import Buddy, FirstFit, Runs
 from pagedlab.core.errors import InvariantError, OutOfBlocks
@@ -54,7 +54,7 @@ class ContiguousAllocator(Allocator):
     def can_admit(self, seq: Sequence, keep_free: int = 0) -> bool:
         return self._runs.count(blocks_for(self.slots(seq.request), self.pool.block_size)) >= len(seq.parts)
 
-    def _blocks_at_admission(self, seq: Sequence) -> dict[Key, tuple[list[int], int]]:
+    def _blocks_at_admission(self, seq: Sequence) -> dict[Key, Grant]:
         slots = self.slots(seq.request)
         asked = blocks_for(slots, self.pool.block_size)
         parts = seq.parts
@@ -69,7 +69,7 @@ class ContiguousAllocator(Allocator):
                 raise InvariantError(f"no run of {asked} blocks where {len(parts)} were counted")
             table = list(range(start, start + granted))
             self.pool.take(table)
-            taken[part.key] = (table, promised)
+            taken[part.key] = Grant(table, promised)
         return taken
 
     def _blocks_for_growth(self, holding: Holding, num_tokens: int, replaced: int) -> list[int] | None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from pagedlab.allocator.base import ALLOCATORS, Allocator, Holding, blocks_for
+from dataclasses import replace
+
+from pagedlab.allocator.base import ALLOCATORS, Allocator, Grant, Holding, blocks_for
+from pagedlab.allocator.pool import BlockPool
+from pagedlab.allocator.prefixes import Prefixes
 from pagedlab.core.errors import InvariantError, OutOfBlocks
 from pagedlab.core.request import Key, Request, Sequence
+from pagedlab.prefix_cache.base import Match
 
 
 @ALLOCATORS.register("paged")
@@ -13,7 +18,19 @@ class PagedAllocator(Allocator):
 
     All that a sequence can waste is the tail of its last block. It may run out while it grows: the scheduler
     then preempts somebody.
+
+    With a prefix cache it begins with the blocks that are cached of its tokens, and asks for the others alone. Whoever
+    else holds them, and whether anybody does, makes no difference to it.
     """
+
+    def __init__(self, pool: BlockPool, max_model_len: int, prefixes: Prefixes | None = None):
+        super().__init__(pool, max_model_len)
+        self.prefixes = prefixes
+
+    @property
+    def max_run(self) -> int:
+        """Pinned blocks may stand in the way of everything else."""
+        return self.pool.num_blocks - (self.prefixes.pin_blocks if self.prefixes else 0)
 
     def max_blocks(self, request: Request) -> int:
         """All sequences of a request share the full blocks of its prompt."""
@@ -21,7 +38,21 @@ class PagedAllocator(Allocator):
         return shared + request.width * (blocks_for(request.max_slots, self.pool.block_size) - shared)
 
     def can_admit(self, seq: Sequence, keep_free: int = 0) -> bool:
-        return self._blocks_to_begin(seq) + keep_free <= self.pool.num_free
+        if self.prefixes is None:
+            return self._blocks_to_begin(seq) + keep_free <= self.pool.num_available
+        return self._affordable(self.prefixes, seq, self._blocks_to_begin(seq) + keep_free) is not None
+
+    def _affordable(self, prefixes: Prefixes, seq: Sequence, blocks: int) -> Match | None:
+        """What the sequence would take from the cache, so that the pool can give the rest of `blocks` and keep what it
+        takes; None where it cannot. Where there is no room for a block beside its copy, nothing is copied."""
+        match = prefixes.match(seq)
+        for usable in (match, replace(match, partial=None, copied=0, lost=match.lost + match.copied)):
+            if blocks - len(usable.nodes) + prefixes.idle(usable) <= self.pool.num_available:
+                return usable
+        return None
+
+    def cached_tokens(self, seq: Sequence) -> int:
+        return self.prefixes.match(seq).num_tokens(self.pool.block_size) if self.prefixes is not None else 0
 
     def _blocks_to_begin(self, seq: Sequence) -> int:
         """For every token known so far: of branches that have generated something, theirs as well, since they have to
@@ -32,9 +63,38 @@ class PagedAllocator(Allocator):
         shared = seq.num_tokens // size
         return shared + sum(blocks_for(part.num_tokens, size) - shared for part in seq.parts)
 
-    def _blocks_at_admission(self, seq: Sequence) -> dict[Key, tuple[list[int], int]]:
-        table = self.pool.allocate(blocks_for(seq.num_tokens, self.pool.block_size))
-        return {seq.key: (table, seq.num_tokens)}
+    def _blocks_at_admission(self, seq: Sequence) -> dict[Key, Grant]:
+        size = self.pool.block_size
+        blocks = blocks_for(seq.num_tokens, size)
+        prefixes = self.prefixes
+        if prefixes is None:
+            return {seq.key: Grant(self.pool.allocate(blocks), seq.num_tokens)}
+        match = self._affordable(prefixes, seq, blocks)
+        if match is None:
+            raise OutOfBlocks(f"{blocks} blocks asked, {self.pool.num_available} free or evictable")
+        shared = size * sum(self.pool.ref[node.block] > 0 for node in match.nodes)
+        table = prefixes.take(seq, match)
+        table += self.pool.allocate(blocks - len(table))
+        copies = [(match.partial.block, table[len(match.nodes)])] if match.partial else []
+        return {seq.key: Grant(table, seq.num_tokens, match.num_tokens(size), shared, copies)}
+
+    def computed(self, seq: Sequence) -> None:
+        if self.prefixes is not None and seq.key in self.holdings:
+            self.prefixes.publish(seq, self.holdings[seq.key].table)
+
+    def settle(self, seq: Sequence) -> None:
+        if self.prefixes is not None and (holding := self.holdings.get(seq.key)) is not None:
+            # In the middle of a step the last block may be waiting for the copy of what it is to hold.
+            self.prefixes.settle(seq, holding.table, tail=holding.tokens == seq.computed)
+
+    def step_over(self) -> None:
+        if self.prefixes is not None:
+            self.prefixes.pool.lift_fences()
+
+    def audit(self) -> None:
+        super().audit()
+        if self.prefixes is not None:
+            self.prefixes.audit()
 
     def _blocks_for_growth(self, holding: Holding, num_tokens: int, replaced: int) -> list[int] | None:
         missing = blocks_for(num_tokens, self.pool.block_size) - len(holding.table) + replaced

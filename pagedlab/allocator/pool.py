@@ -25,6 +25,20 @@ class BlockPool:
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def num_idle(self) -> int:
+        """Blocks that nobody holds and whose content is kept: none, without a cache."""
+        return 0
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` can hand out."""
+        return len(self._free)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - self.num_free - self.num_idle
+
     def free_ids(self) -> list[int]:
         """The free blocks, next to be handed out first."""
         return list(self._free)
@@ -56,7 +70,7 @@ class BlockPool:
             self.ref[block] += 1
 
     def release(self, ids: Seq[int]) -> int:
-        """Drop one reference for each entry of a block table; returns how many blocks became free.
+        """Drop one reference for each entry of a block table; returns how many nobody holds any more.
 
         Deepest block first, so that the start of a sequence, the part most worth keeping, is reused last.
         Releasing what is not held is a fault of the caller: InvariantError, and nothing changed.
@@ -68,9 +82,13 @@ class BlockPool:
         for block in reversed(ids):
             self.ref[block] -= 1
             if self.ref[block] == 0:
-                self._free[block] = None
+                self._let_go(block)
                 freed += 1
         return freed
+
+    def _let_go(self, block: int) -> None:
+        """Nobody holds it any more."""
+        self._free[block] = None
 
     def audit(self, tables: Seq[Seq[int]]) -> None:
         """Every block is either free or held, and held exactly as often as `tables` map it."""
@@ -78,7 +96,15 @@ class BlockPool:
         for block in range(self.num_blocks):
             if self.ref[block] != mapped[block]:
                 raise InvariantError(f"block {block}: {self.ref[block]} references, {mapped[block]} table entries")
-            if (self.ref[block] == 0) != (block in self._free):
-                raise InvariantError(f"block {block}: {self.ref[block]} references, free: {block in self._free}")
-        if len(self._free) + len(mapped) != self.num_blocks:
-            raise InvariantError(f"{len(self._free)} free + {len(mapped)} held != {self.num_blocks} blocks")
+            if self.ref[block] == 0:
+                self._audit_unheld(block)
+            elif block in self._free:
+                raise InvariantError(f"block {block}: {self.ref[block]} references, and free")
+        if self.num_free + self.num_idle + len(mapped) != self.num_blocks:
+            raise InvariantError(
+                f"{self.num_free} free + {self.num_idle} idle + {len(mapped)} held != {self.num_blocks} blocks"
+            )
+
+    def _audit_unheld(self, block: int) -> None:
+        if block not in self._free:
+            raise InvariantError(f"block {block}: no references, and not free")

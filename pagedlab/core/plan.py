@@ -17,6 +17,7 @@ class Admission:
     request: Request
     token_ids: np.ndarray  # int32 [num_tokens]: the prompt, and after a preemption what was generated before
     block_ids: list[int]
+    computed: int = 0  # of the tokens, so many have their KV in these blocks already
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -58,6 +59,10 @@ class Request:
     may know. true_output_tokens: the length at which generation will end, hidden: only an executor (to stop) and
     what is named an oracle may read it; None when only the model's end-of-sequence token decides.
     arrival_s: seconds after the start of the run.
+
+    To a prefix cache: cache_salt and adapter keep requests apart that do not have the same. cache_priority (0 to 100)
+    and cache_ttl_s (seconds) are for eviction policies that go by them. The blocks of its first pin_tokens tokens stay
+    cached, as far as pins may.
     """
 
     id: int
@@ -67,6 +72,11 @@ class Request:
     arrival_s: float = 0.0
     sampling: SamplingParams = SamplingParams()
     source: str = ""
+    cache_salt: str = ""
+    adapter: str = ""
+    cache_priority: int = 35
+    cache_ttl_s: float | None = None
+    pin_tokens: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -130,6 +140,8 @@ class Sequence:
     branches: list[Sequence] = field(default_factory=list)
     forked: bool = False
     answer: list[Completion] = field(default_factory=list)
+    # What a prefix cache knows of it.
+    chain: Any = None
     # What the recorder reports of it.
     token_s: list[float] = field(default_factory=list)
     finish_s: float | None = None

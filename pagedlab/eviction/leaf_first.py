@@ -48,8 +48,8 @@ class LeafFirst(Eviction):
         if parent is not None:
             if parent not in self._parents:
                 raise InvariantError(f"block {key} is cached before its parent {parent}")
-            if parent in self._idle:
-                raise InvariantError(f"block {key} is cached while its parent {parent} is idle")
+            if parent in self._idle and parent not in self._children:
+                self.policy.withdraw(parent)
             self._children[parent] += 1
         self._parents[key] = parent
         self.policy.insert(key, entry, retention)

@@ -50,7 +50,7 @@ class InputBuilder:
             self._fork(fork)
         for new in plan.admitted:
             self.tokens[new.row, : len(new.token_ids)] = new.token_ids
-            self.known[new.row], self.computed[new.row] = len(new.token_ids), 0
+            self.known[new.row], self.computed[new.row] = len(new.token_ids), new.computed
             self._write_table(new.row, 0, new.block_ids)
         for growth in plan.grown:
             self._write_table(growth.row, growth.start, growth.block_ids)

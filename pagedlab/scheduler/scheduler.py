@@ -140,6 +140,7 @@ class Scheduler:
         """Take in what the executor did; returns the sequences that finished, their blocks freed: branches too, and
         after the last of them their trunk."""
         finished = []
+        self.allocator.step_over()
         offers: dict[int, list[list[Choice]]] = {}  # request id -> what its sequences may go on with
         for i, (seq, fed, token, finish) in enumerate(
             zip(plan.batch, plan.num_tokens, outcome.tokens, outcome.finish, strict=True)
@@ -148,6 +149,7 @@ class Scheduler:
             if seq.computed < high:
                 (seq.trunk or seq).recomputed_tokens += min(high, seq.computed + fed) - seq.computed
             seq.computed += fed
+            self.allocator.computed(seq)
             if token < 0:
                 continue
             if seq.trunk is not None or seq.branches:
@@ -169,7 +171,9 @@ class Scheduler:
         trunk, before = group.trunk, group.trunk.parts
         if trunk.forked or not group.started:
             trunk.token_s.append(now)
-        for branch, parent in group.advance(offered):
+        moves = group.advance(offered)
+        chains = [parent.chain.copy() if parent.chain is not None else None for _, parent in moves]
+        for (branch, parent), chain in zip(moves, chains, strict=True):
             known = parent.computed - trunk.request.prompt_tokens
             if branch.key == parent.key:
                 table = []
@@ -179,6 +183,7 @@ class Scheduler:
                 table = list(self.allocator.holdings[branch.key].table)
             self._forked.append(Fork(branch.row, parent.row, parent.computed, branch.output[known:], table))
             branch.status, branch.computed = Status.RUNNING, parent.computed
+            branch.chain = chain
         finished = [part for part in before if part.status is Status.FINISHED]
         if finished:
             self._leave(trunk, finished)
@@ -268,10 +273,13 @@ class Scheduler:
             part.row = self._rows.pop()
         # The first branch takes over what the trunk holds: until then that goes by its key, in its row.
         seq.row, seq.index = parts[0].row, parts[0].index
-        table = self.allocator.admit(seq)
+        grant = self.allocator.admit(seq)
         seq.status = Status.RUNNING
+        seq.computed = grant.filled
+        seq.cached_tokens += grant.filled
         self.running.append(seq)
-        plan.admitted.append(Admitted(seq.row, seq.request, seq.token_ids(), list(table)))
+        plan.admitted.append(Admitted(seq.row, seq.request, seq.token_ids(), grant.table, grant.filled))
+        plan.copies += [Copy(seq.row, *pair) for pair in grant.copies]
         return seq
 
     def _head_lacks_blocks(self) -> bool:
@@ -288,6 +296,8 @@ class Scheduler:
             self._high_water[part.key] = max(self._high_water.get(part.key, 0), part.computed)
         parts = victim.parts
         self._count_unused(victim, parts)
+        for part in victim.feeding:
+            self.allocator.settle(part)
         freed, lost = self.preemption.preempt(victim)
         plan.released += self._vacate(parts)
         self.running.remove(victim)
@@ -302,6 +312,7 @@ class Scheduler:
         """These sequences of a request have ended, or are dropped, and give everything back."""
         self._count_unused(request, parts)
         for part in parts:
+            self.allocator.settle(part if request.forked else request)
             self.allocator.release(part.key)
             self._high_water.pop(part.key, None)
         rows = self._vacate(parts)

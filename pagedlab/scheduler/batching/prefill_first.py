@@ -24,7 +24,7 @@ class PrefillFirst(Batching):
             if budget == 0:
                 break
             budget -= scheduler.prefill(plan, seq, budget)
-        while (new := scheduler.admit_next(plan, partial(self._fits, budget))) is not None:
+        while (new := scheduler.admit_next(plan, partial(self._fits, scheduler, budget))) is not None:
             budget -= scheduler.prefill(plan, new, budget)
         if plan.batch:
             return
@@ -33,5 +33,5 @@ class PrefillFirst(Batching):
                 break
             scheduler.decode(plan, seq)
 
-    def _fits(self, budget: int, seq: Sequence) -> bool:
-        return seq.to_compute <= budget or budget == self.max_tokens
+    def _fits(self, scheduler: Scheduler, budget: int, seq: Sequence) -> bool:
+        return seq.to_compute - scheduler.allocator.cached_tokens(seq) <= budget or budget == self.max_tokens

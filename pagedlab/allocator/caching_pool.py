@@ -1,0 +1,145 @@
+"""A pool whose blocks outlive their sequences: a block with a name stays, cached and idle, until its room is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+
+from pagedlab.allocator.pool import BlockPool
+from pagedlab.core.errors import InvariantError, OutOfBlocks
+from pagedlab.eviction.base import Entry, Eviction, Retention
+
+
+class CachingPool(BlockPool):
+    """A block is free, held, or cached and idle: held by nobody, its content still to be found under its key.
+
+    When free blocks run out the eviction policy chooses among the idle ones. Those that are pinned it is never
+    offered. Tells it all that its contract asks for.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, eviction: Eviction):
+        super().__init__(num_blocks, block_size)
+        self.eviction = eviction
+        self.evicted: Callable[[int], Iterable[int]] = lambda key: (key,)
+        """Told each key that the policy gives up; returns all that are cached no longer with it, itself included."""
+        self._keys: dict[int, int] = {}  # of every cached block, held or idle
+        self._blocks: dict[int, int] = {}  # by key
+        self._idle: set[int] = set()
+        self._pinned: set[int] = set()
+        self._fenced: set[int] = set()
+        self.evictions = 0
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    @property
+    def num_available(self) -> int:
+        return len(self._free) + self.eviction.num_offered
+
+    @property
+    def num_pinned(self) -> int:
+        return len(self._pinned)
+
+    def is_cached(self, block: int) -> bool:
+        return block in self._keys
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._keys)
+
+    def is_pinned(self, block: int) -> bool:
+        return block in self._pinned
+
+    def key_of(self, block: int) -> int | None:
+        return self._keys.get(block)
+
+    # ---- content ----------------------------------------------------------------------------------------------
+
+    def cache(self, block: int, key: int, entry: Entry, retention: Retention, pinned: bool = False) -> None:
+        """From now on the content of this held block is found under `key`."""
+        if self.ref[block] == 0 or block in self._keys or key in self._blocks:
+            raise InvariantError(f"block {block} with {self.ref[block]} references is cached as {key} again, or unheld")
+        self._keys[block], self._blocks[key] = key, block
+        self.eviction.insert(key, entry, retention)
+        if pinned:
+            self._pinned.add(block)
+
+    def hold(self, blocks: Seq[int], retention: Retention) -> None:
+        """One more sequence maps these cached blocks, idle ones or held."""
+        for block in blocks:
+            key = self._keys[block]
+            if self.ref[block] == 0:
+                if self._may_go(block):
+                    self.eviction.withdraw(key)
+                self._idle.remove(block)
+            self.ref[block] += 1
+            self.eviction.hit(key, retention)
+
+    def pin(self, blocks: Seq[int]) -> None:
+        """These held, cached blocks are never evicted."""
+        self._pinned.update(blocks)
+
+    def fence(self, block: int) -> None:
+        """This cached block is read in the step being planned, by a copy, without being held: it stays until then."""
+        if self._may_go(block):
+            self.eviction.withdraw(self._keys[block])
+        self._fenced.add(block)
+
+    def lift_fences(self) -> None:
+        """The step is over."""
+        fenced, self._fenced = self._fenced, set()
+        for block in fenced:
+            if self._may_go(block):
+                self.eviction.offer(self._keys[block])
+
+    def _may_go(self, block: int) -> bool:
+        """Whether the policy has, or is to have, the block on offer."""
+        return block in self._idle and block not in self._pinned and block not in self._fenced
+
+    # ---- blocks -----------------------------------------------------------------------------------------------
+
+    def allocate(self, n: int) -> list[int]:
+        if n > self.num_available:
+            raise OutOfBlocks(f"{n} blocks asked, {self.num_free} free and {self.eviction.num_offered} evictable")
+        while len(self._free) < n:
+            self.evictions += 1
+            for key in self.evicted(evicted := self.eviction.evict()):
+                block = self._blocks.pop(key)
+                del self._keys[block]
+                self._pinned.discard(block)
+                if key != evicted:
+                    self.eviction.forget(key)
+                if block in self._idle:
+                    self._idle.remove(block)
+                    self._free[block] = None
+        return super().allocate(n)
+
+    def _let_go(self, block: int) -> None:
+        key = self._keys.get(block)
+        if key is None:
+            super()._let_go(block)
+            return
+        self._idle.add(block)
+        self.eviction.free(key)
+        if self._may_go(block):
+            self.eviction.offer(key)
+
+    def _audit_unheld(self, block: int) -> None:
+        if (block in self._idle) == (block in self._free):
+            raise InvariantError(f"block {block} has no references: free {block in self._free}, idle {block in self._idle}")
+        if block in self._idle and block not in self._keys:
+            raise InvariantError(f"block {block} is idle without content")
+        if block in self._free and block in self._keys:
+            raise InvariantError(f"block {block} is free and cached")
+
+    def audit(self, tables: Seq[Seq[int]]) -> None:
+        super().audit(tables)
+        self.eviction.audit()
+        if {key: block for block, key in self._keys.items()} != self._blocks:
+            raise InvariantError("keys of blocks and blocks of keys differ")
+        if not self._pinned <= self._keys.keys():
+            raise InvariantError(f"blocks {sorted(self._pinned - self._keys.keys())} are pinned and not cached")
+        may_go = sum(map(self._may_go, self._idle))
+        if self.eviction.num_offered != may_go:
+            raise InvariantError(f"{self.eviction.num_offered} blocks may be evicted, {may_go} are idle, neither pinned nor fenced")
