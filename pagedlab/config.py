@@ -16,10 +16,13 @@ from omegaconf.errors import OmegaConfBaseException
 from pagedlab.allocator.base import ALLOCATORS
 from pagedlab.core.errors import ConfigError
 from pagedlab.core.registry import Registry
+from pagedlab.eviction.base import EVICTIONS
+from pagedlab.eviction.check import check_eviction
 from pagedlab.executor.base import EXECUTORS
 from pagedlab.kernels.base import KERNELS
 from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
+from pagedlab.prefix_cache.digest import HASHES
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.order.base import ORDERS
@@ -39,6 +42,7 @@ def load_settings(config: DictConfig) -> Settings:
     _check_values(settings)
     _check_combinations(settings)
     _check_outputs(settings)
+    _check_prefix_cache(settings)
     check_texts(settings, "")
     return settings
 
@@ -195,6 +199,25 @@ def _check_combinations(s: Settings) -> None:
     if ALLOCATORS[s.allocator.name].needs_true_length and not s.sampling.ignore_eos:
         raise ConfigError(
             f"allocator={s.allocator.name} must know each output length beforehand, expected sampling.ignore_eos=true"
+        )
+
+
+def _check_prefix_cache(s: Settings) -> None:
+    cache = s.prefix_cache
+    check_eviction(s.eviction, "eviction")
+    if cache.name == "none":
+        return
+    if cache.hash not in HASHES:
+        raise ConfigError(f"prefix_cache.hash={cache.hash}: expected one of {', '.join(HASHES)}")
+    _within("prefix_cache.pin_blocks", cache.pin_blocks, 0, 2**31 - 1)
+    if s.allocator.name != "paged":
+        raise ConfigError(
+            f"prefix_cache={cache.name} with allocator={s.allocator.name}: a run of a request's own cannot be shared, "
+            "expected allocator=paged"
+        )
+    if EVICTIONS[s.eviction.name].needs_future:
+        raise ConfigError(
+            f"eviction={s.eviction.name} must know what will be asked for, which only `pagedlab replay` does"
         )
 
 

@@ -39,7 +39,7 @@ def serve(
             if arrivals:
                 recorder.idle(now, clock.wait_until(arrivals[0].arrival_s), scheduler.allocator.usage())
             continue
-        plan = scheduler.schedule()
+        plan = scheduler.schedule(now)
         usage, sharing = scheduler.allocator.usage(), scheduler.allocator.sharing()
         if not plan.batch:
             raise EngineStalled(f"nothing can run: {patience.dump()}")

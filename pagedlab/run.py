@@ -8,13 +8,18 @@ from typing import Any
 
 import yaml
 
-from pagedlab.allocator.base import ALLOCATORS
+from pagedlab.allocator.base import ALLOCATORS, Allocator
+from pagedlab.allocator.caching_pool import CachingPool
+from pagedlab.allocator.paged import PagedAllocator
 from pagedlab.allocator.pool import BlockPool
+from pagedlab.allocator.prefixes import Prefixes
 from pagedlab.analysis.display import Display
 from pagedlab.config import parse_bytes
 from pagedlab.core.errors import ConfigError, PagedlabError
 from pagedlab.core.request import Request
 from pagedlab.engine import serve
+from pagedlab.eviction.base import EVICTIONS
+from pagedlab.eviction.leaf_first import LeafFirst
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor
 from pagedlab.interrupts import Interrupted, Interrupts
 from pagedlab.model.config import read_config
@@ -24,6 +29,8 @@ from pagedlab.model.shape import shape_of
 from pagedlab.model.tokenizer import load_tokenizer
 from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
+from pagedlab.prefix_cache.base import PREFIX_CACHES
+from pagedlab.prefix_cache.digest import Digest
 from pagedlab.recorder.environment import environment
 from pagedlab.recorder.folder import holds_completed_run, write_run_folder
 from pagedlab.recorder.metrics import summarize
@@ -90,8 +97,7 @@ def _check_beams(settings: Settings, vocab_size: int, num_eos_tokens: int) -> No
 def build_scheduler(settings: Settings, num_blocks: int, max_model_len: int) -> Scheduler:
     """The pool and all its policies, as configured."""
     choice = settings.scheduler
-    pool = BlockPool(num_blocks, settings.block_size)
-    allocator = ALLOCATORS[settings.allocator.name](pool, max_model_len)
+    allocator = build_allocator(settings, num_blocks, max_model_len)
     return Scheduler(
         allocator,
         ORDERS[choice.order](settings.seed),
@@ -101,6 +107,24 @@ def build_scheduler(settings: Settings, num_blocks: int, max_model_len: int) -> 
         VICTIMS[settings.preemption.victim](allocator),
         choice.max_num_seqs,
     )
+
+
+def build_allocator(settings: Settings, num_blocks: int, max_model_len: int) -> Allocator:
+    size, choice = settings.block_size, settings.prefix_cache
+    if choice.name == "none":
+        return ALLOCATORS[settings.allocator.name](BlockPool(num_blocks, size), max_model_len)
+    if choice.pin_blocks >= num_blocks:
+        raise ConfigError(
+            f"prefix_cache.pin_blocks={choice.pin_blocks}: expected less than the pool's {num_blocks} blocks"
+        )
+    eviction = EVICTIONS[settings.eviction.name](num_blocks, settings.eviction, settings.seed)
+    if choice.leaf_first:
+        eviction = LeafFirst(eviction)
+    model = settings.model
+    identity = "|".join((model.path or model.name, str(model.revision), str(model.seed), model.dtype))
+    index = PREFIX_CACHES[choice.name](size, Digest(choice.hash), identity)
+    pool = CachingPool(num_blocks, size, eviction)
+    return PagedAllocator(pool, max_model_len, Prefixes(index, pool, choice.pin_blocks))
 
 
 def _num_blocks(settings: Settings, bytes_per_token: int, free_bytes: int) -> int:
@@ -196,6 +220,8 @@ def labels(settings: Settings, lab: Lab | None) -> dict[str, Any]:
         "admission": settings.scheduler.admission,
         "preemption": settings.preemption.name,
         "victim": settings.preemption.victim,
+        "prefix_cache": settings.prefix_cache.name,
+        "eviction": settings.eviction.name if settings.prefix_cache.name != "none" else None,
         "workload": settings.workload.name,
         "seed": settings.seed,
         "max_model_len": lab.max_model_len if lab else None,

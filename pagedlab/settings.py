@@ -57,6 +57,17 @@ class SchedulerSettings:
 
 
 @dataclass
+class PrefixCacheSettings:
+    """hash: xxh3_128 or sha256, of a block's tokens and all before. leaf_first: no block goes before those behind it.
+    pin_blocks: how many blocks the pins of requests may take; a request that could need one of them is refused."""
+
+    name: str
+    hash: str
+    leaf_first: bool
+    pin_blocks: int
+
+
+@dataclass
 class PreemptionSettings:
     name: str
     victim: str
@@ -110,6 +121,7 @@ class ShareGPTSettings:
     multi_turn: false asks the first human message of each conversation; true asks every human message with the
     whole history before it. num_requests: drawn without repetition by the seed; null takes all.
     The filter drops prompts and outputs outside the limits, as serving benchmarks do; null switches a limit off.
+    pin_system: keep a conversation's system prompt in the prefix cache, as far as its pins may.
     max_tokens: what the client declares it may generate; the recorded reply's length, at most this, is the true one.
     """
 
@@ -122,6 +134,7 @@ class ShareGPTSettings:
     max_prompt_tokens: Optional[int]
     min_output_tokens: Optional[int]
     max_total_tokens: Optional[int]
+    pin_system: bool
     arrival: ArrivalSettings
 
 
@@ -131,6 +144,9 @@ class SyntheticSettings:
     (one prefix for each of `shared_prefix_groups`), added in front of the drawn prompt length.
 
     max_tokens: declared by every client; null declares exactly the drawn output length.
+
+    To a prefix cache: pin_shared_prefix keeps the shared prefixes, as far as its pins may. cache_priorities (0 to 100)
+    go to the requests in turn. tenants: request i belongs to tenant i mod tenants, and hits nothing of the others.
     """
 
     name: str
@@ -140,6 +156,9 @@ class SyntheticSettings:
     max_tokens: Optional[int]
     shared_prefix_tokens: int
     shared_prefix_groups: int
+    pin_shared_prefix: bool
+    cache_priorities: list[int]
+    tenants: int
     arrival: ArrivalSettings
 
 
@@ -297,6 +316,8 @@ class Settings:
     scheduler: SchedulerSettings
     preemption: PreemptionSettings
     sampling: SamplingSettings
+    prefix_cache: Any
+    eviction: Any
     executor: Any
     workload: Any
     tracker: Any
@@ -331,6 +352,10 @@ TRACES: dict[str, type] = dict.fromkeys(("mooncake", "ids", "oracle_general"), T
 OPTIONS: dict[str, dict[str, type]] = {
     "executor": {"torch": TorchExecutorSettings, "fingerprint": FingerprintExecutorSettings},
     "workload": {"sharegpt": ShareGPTSettings, "synthetic": SyntheticSettings},
+    "prefix_cache": {
+        "none": NameOnlySettings,
+        **dict.fromkeys(("hash_chain", "radix"), PrefixCacheSettings),
+    },
     "eviction": {
         **dict.fromkeys(("lru", "fifo", "lfu", "mru", "filo", "random", "sieve", "arc"), NameOnlySettings),
         **dict.fromkeys(("priority", "priority_ttl", "belady"), NameOnlySettings),

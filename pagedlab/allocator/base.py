@@ -44,10 +44,16 @@ class Usage:
 @dataclass(frozen=True, slots=True)
 class Sharing:
     """mapped: entries of all block tables, so as many blocks as would be held if none was shared. saved: by how many
-    fewer are held."""
+    fewer are held. The rest are sums since the start, of the prefix cache (see `PrefixCounts`)."""
 
     mapped: int = 0
     saved: int = 0
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    lost_tokens: int = 0
+    copied_tokens: int = 0
+    evictions: int = 0
+    regretted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +160,9 @@ class Allocator(ABC):
             self._promised += grant.promised - grant.shared
             self._tokens += grant.filled - grant.shared
         return grants[seq.key]
+
+    def time(self, now_s: float) -> None:  # noqa: B027 - of use to a policy that knows seconds
+        """It is now_s seconds after the start, of which a step is planned."""
 
     def cached_tokens(self, seq: Sequence) -> int:
         """Tokens of a waiting sequence that need not be computed, were it admitted now."""

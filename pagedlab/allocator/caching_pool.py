@@ -127,7 +127,9 @@ class CachingPool(BlockPool):
 
     def _audit_unheld(self, block: int) -> None:
         if (block in self._idle) == (block in self._free):
-            raise InvariantError(f"block {block} has no references: free {block in self._free}, idle {block in self._idle}")
+            raise InvariantError(
+                f"block {block} has no references: free {block in self._free}, idle {block in self._idle}"
+            )
         if block in self._idle and block not in self._keys:
             raise InvariantError(f"block {block} is idle without content")
         if block in self._free and block in self._keys:
@@ -142,4 +144,6 @@ class CachingPool(BlockPool):
             raise InvariantError(f"blocks {sorted(self._pinned - self._keys.keys())} are pinned and not cached")
         may_go = sum(map(self._may_go, self._idle))
         if self.eviction.num_offered != may_go:
-            raise InvariantError(f"{self.eviction.num_offered} blocks may be evicted, {may_go} are idle, neither pinned nor fenced")
+            raise InvariantError(
+                f"{self.eviction.num_offered} blocks may be evicted, {may_go} are idle, neither pinned nor fenced"
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagedlab.allocator.base import ALLOCATORS, Allocator, Grant, Holding, blocks_for
+from pagedlab.allocator.base import ALLOCATORS, Allocator, Grant, Holding, Sharing, blocks_for
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.allocator.prefixes import Prefixes
 from pagedlab.core.errors import InvariantError, OutOfBlocks
@@ -77,6 +77,17 @@ class PagedAllocator(Allocator):
         table += self.pool.allocate(blocks - len(table))
         copies = [(match.partial.block, table[len(match.nodes)])] if match.partial else []
         return {seq.key: Grant(table, seq.num_tokens, match.num_tokens(size), shared, copies)}
+
+    def time(self, now_s: float) -> None:
+        if self.prefixes is not None:
+            self.prefixes.pool.eviction.now_s = now_s
+
+    def sharing(self) -> Sharing:
+        shared = super().sharing()
+        if self.prefixes is None:
+            return shared
+        c = self.prefixes.counts
+        return Sharing(shared.mapped, shared.saved, c.queried, c.hit, c.lost, c.copied, c.evictions, c.regretted)
 
     def computed(self, seq: Sequence) -> None:
         if self.prefixes is not None and seq.key in self.holdings:

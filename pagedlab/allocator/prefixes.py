@@ -147,7 +147,9 @@ class Prefixes:
         self.index.audit()
         for key, node in self.index.nodes.items():
             if self.pool.key_of(node.block) != key:
-                raise InvariantError(f"block {node.block} is indexed as {key}, the pool has {self.pool.key_of(node.block)}")
+                raise InvariantError(
+                    f"block {node.block} is indexed as {key}, the pool has {self.pool.key_of(node.block)}"
+                )
         if len(self.index.nodes) != self.pool.num_cached:
             raise InvariantError(f"{len(self.index.nodes)} blocks are indexed, {self.pool.num_cached} cached")
         if self.pool.num_pinned > self.pin_blocks:

@@ -114,6 +114,9 @@ def memory_table(s: dict[str, Any]) -> Table:
     if s["blocks_saved_fraction"] or s["blocks_copied"]:
         left.append(("blocks saved by sharing", "blocks_saved_fraction"))
         right.append(("blocks copied", f"{s['blocks_copied']} in {s['copy_s']:.3f} s"))
+    if s["prefix_queried_tokens"]:
+        left.append(("prefix cache: hit, of known tokens", "prefix_hit_rate"))
+        right.append(("hit tokens, lost to block size", f"{s['prefix_hit_tokens']}, {s['prefix_lost_tokens']}"))
     for (label, key), (name, value) in zip(left, right, strict=True):
         table.add_row(label, f"{100 * s[key]:.2f} %", "", name, value)
     return table
@@ -151,6 +154,11 @@ def verdict(s: dict[str, Any]) -> str:
     )
     if s["blocks_saved_fraction"]:
         text += f"; sharing saved {100 * s['blocks_saved_fraction']:.1f} % of the blocks"
+    if s["prefix_hit_tokens"]:
+        text += (
+            f"; the prefix cache had {100 * s['prefix_hit_rate']:.1f} % of the tokens asked for, "
+            f"about {s['prefill_saved_s']:.1f} s of prefill"
+        )
     if s["preemptions"]:
         text += (
             f"; the pool ran out {s['preemptions']} time{'' if s['preemptions'] == 1 else 's'}, "

@@ -29,6 +29,8 @@ _COLUMNS = {
     "output_tokens_per_s": "output tokens/s",
     "ratio": "ratio",
     "blocks_saved_fraction": "saved by sharing",
+    "prefix_hit_rate": "prefix hits",
+    "ttft_s_mean": "TTFT, mean",
     "preemptions": "preemptions",
     "refused": "refused",
 }
@@ -99,7 +101,10 @@ def _table(rows: list[dict[str, Any]], axes: list[str], baseline: dict[str, Any]
     table = Table(title="sweep", caption=f"ratio: output tokens/s against {escape(against)}", title_justify="left")
     for axis in axes:
         table.add_column(escape(axis))
-    shown = [key for key in _COLUMNS if key != "blocks_saved_fraction" or any(row[key] for row in rows)]
+    sharing = any(row["prefix_hit_rate"] for row in rows)
+    seldom = {"blocks_saved_fraction": any(row["blocks_saved_fraction"] for row in rows)}
+    seldom |= dict.fromkeys(("prefix_hit_rate", "ttft_s_mean"), sharing)
+    shown = [key for key in _COLUMNS if seldom.get(key, True)]
     for key in shown:
         table.add_column(_COLUMNS[key], justify="right")
     table.add_column("status")
@@ -113,7 +118,7 @@ def _table(rows: list[dict[str, Any]], axes: list[str], baseline: dict[str, Any]
 def _cell(key: str, value: float | None) -> str:
     if value is None:
         return "-"
-    if key.endswith(("fraction", "when_full")):
+    if key.endswith(("fraction", "when_full", "rate")):
         return f"{100 * value:.1f} %"
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 

@@ -28,7 +28,7 @@ class Node:
 
     def __init__(self, key: int, parent: Node | None, tokens: bytes, block: int):
         self.key, self.parent, self.tokens, self.block = key, parent, tokens, block
-        self.depth = 0 if parent is None else parent.depth + 1
+        self.depth: int = 0 if parent is None else parent.depth + 1
         self.cached = True
         self._behind: dict[bytes, Node] = {}
         self._sorted: list[bytes] = []
@@ -88,9 +88,9 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What of a sequence's known tokens is cached. nodes: its first full blocks, to be shared. partial: a block of whose
-    tokens the next `copied` are the sequence's: to be copied. lost: tokens behind what is hit that are cached as well
-    and of no use, since blocks are shared whole and one token at least is to be computed."""
+    """What of a sequence's known tokens is cached. nodes: its first full blocks, to be shared. partial: a block of
+    whose tokens the next `copied` are the sequence's: to be copied. lost: tokens behind what is hit that are cached as
+    well and of no use, since blocks are shared whole and one token at least is to be computed."""
 
     nodes: list[Node]
     partial: Node | None = None
@@ -171,7 +171,8 @@ class PrefixCache(ABC):
     def match(self, seq: Sequence) -> Match:
         """The longest cached beginning of the sequence's known tokens, less one token: something is to be computed."""
         limit = seq.num_tokens - 1
-        node, nodes = self.chain(seq).root, []
+        node = self.chain(seq).root
+        nodes: list[Node] = []
         while (len(nodes) + 1) * self.block_size <= limit:
             block = len(nodes)
             found = self.find(node, self.key(seq, block), self.tokens(seq, block))
@@ -233,6 +234,4 @@ def _all_behind(node: Node) -> Iterator[Node]:
         stack += one.children()
 
 
-PREFIX_CACHES: Registry[type[PrefixCache]] = Registry(
-    "prefix_cache", "pagedlab.prefix_cache", ("hash_chain", "radix")
-)
+PREFIX_CACHES: Registry[type[PrefixCache]] = Registry("prefix_cache", "pagedlab.prefix_cache", ("hash_chain", "radix"))

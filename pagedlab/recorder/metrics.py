@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pagedlab.allocator.base import Sharing
 from pagedlab.core.request import Sequence, Status
 from pagedlab.recorder.recorder import Recorder
 
@@ -110,6 +111,9 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
     mapped = np.array([s.sharing.mapped for s in recorder.steps], dtype=np.int64)
     saved = np.array([s.sharing.saved for s in recorder.steps], dtype=np.int64)
     recomputed = sum(seq.recomputed_tokens for seq in seqs)
+    found = recorder.steps[-1].sharing if recorder.steps else Sharing()
+    fed = np.array([s.prefill_tokens / max(1, s.tokens) for s in recorder.steps])
+    prefill_tokens = sum(s.prefill_tokens for s in recorder.steps)
     per_request = [latencies(seq) for seq in done]
     gaps = [np.diff(seq.token_s) for seq in done if len(seq.token_s) > 1]
 
@@ -145,6 +149,14 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
         "kv_peak_held_fraction": ratio(float(np.max(held, initial=0)), num_blocks * block_size),
         "blocks_saved_fraction": ratio(float(saved @ weights), float(mapped @ weights)),
         "blocks_saved_fraction_peak": float(np.max(saved / np.maximum(mapped, 1), initial=0)),
+        "prefix_queried_tokens": found.queried_tokens,
+        "prefix_hit_tokens": found.hit_tokens,
+        "prefix_hit_rate": ratio(found.hit_tokens, found.queried_tokens),
+        "prefix_lost_tokens": found.lost_tokens,
+        "prefix_copied_tokens": found.copied_tokens,
+        "prefix_evicted_blocks": found.evictions,
+        "prefix_regretted_blocks": found.regretted,
+        "prefill_saved_s": found.hit_tokens * ratio(float(fed @ weights), prefill_tokens),
         "blocks_copied": sum(s.copies for s in recorder.steps),
         "copy_s": sum(s.copy_s for s in recorder.steps),
         "preemptions": len(recorder.preemptions),

@@ -128,8 +128,9 @@ class Scheduler:
 
     # ---- one step ---------------------------------------------------------------------------------------------
 
-    def schedule(self) -> Plan:
-        """Decide the next step. An empty batch means that nothing can run."""
+    def schedule(self, now: float = 0.0) -> Plan:
+        """Decide the next step, at `now` seconds. An empty batch means that nothing can run."""
+        self.allocator.time(now)
         plan = Plan(released=self._released, forked=self._forked, copies=self._copies)
         self._released, self._forked, self._copies = [], [], []
         self.batching.fill(plan, self)

@@ -18,12 +18,16 @@ MOST_PROMPT_TOKENS = 2**30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """A request before it has an id. prompt: int32 [prompt tokens]. output_tokens: its true length, 1..max_tokens."""
+    """A request before it has an id. prompt: int32 [prompt tokens]. output_tokens: its true length, 1..max_tokens.
+    pin_tokens, cache_priority, cache_salt: as in Request."""
 
     prompt: np.ndarray
     max_tokens: int
     output_tokens: int
     source: str
+    pin_tokens: int = 0
+    cache_priority: int = 35
+    cache_salt: str = ""
 
 
 def assemble(drafts: list[Draft], arrival: ArrivalSettings, sampling: SamplingSettings, seed: int) -> list[Request]:
@@ -53,6 +57,9 @@ def assemble(drafts: list[Draft], arrival: ArrivalSettings, sampling: SamplingSe
                 early_stopping=sampling.early_stopping.lower(),
             ),
             source=draft.source,
+            pin_tokens=draft.pin_tokens,
+            cache_priority=draft.cache_priority,
+            cache_salt=draft.cache_salt,
         )
         for position, (draft, time) in enumerate(zip(drafts, times, strict=True))
     ]

@@ -41,6 +41,11 @@ class History:
         self.prompt_tokens(reply)
         return np.concatenate([*self._encoded[:reply], self._header])
 
+    def system_tokens(self) -> int:
+        """Tokens of the system prompt with its markers; 0 without one."""
+        has_one = bool(self._messages) and self._messages[0].role == "system"
+        return self.prompt_tokens(1) - len(self._header) if has_one else 0
+
     def reply_tokens(self, reply: int) -> int:
         """Tokens of the recorded reply, without markers."""
         return len(self._tokenizer.encode(self._messages[reply].text))

@@ -37,7 +37,13 @@ def build(
     path = SHIPPED if settings.path is None else Path(os.path.expanduser(settings.path))
     turns = _turns(path, settings.multi_turn, tokenizer)
     drafts = [
-        Draft(turn.prompt(), settings.max_tokens, output_tokens, turn.source)
+        Draft(
+            turn.prompt(),
+            settings.max_tokens,
+            output_tokens,
+            turn.source,
+            pin_tokens=turn.history.system_tokens() if settings.pin_system else 0,
+        )
         for turn, output_tokens in pick(turns, settings, seed, one_line(path))
     ]
     return assemble(drafts, settings.arrival, sampling, seed)

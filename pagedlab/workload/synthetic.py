@@ -9,7 +9,7 @@ from pagedlab.settings import SamplingSettings, SyntheticSettings
 from pagedlab.workload.arrival import check_arrival
 from pagedlab.workload.assemble import Draft, assemble, bound_prompts
 from pagedlab.workload.base import WORKLOADS, PromptTokenizer
-from pagedlab.workload.checks import whole
+from pagedlab.workload.checks import refused, whole
 from pagedlab.workload.lengths import check_lengths, draw_lengths
 from pagedlab.workload.streams import Stream, generator
 
@@ -40,7 +40,10 @@ def build(
         tail = generator(seed, Stream.PROMPT, i).integers(vocabulary, size=input_tokens, dtype=np.int32)
         most = drawn if settings.max_tokens is None else settings.max_tokens
         prompt = np.concatenate([prefixes[i % len(prefixes)], tail])
-        drafts.append(Draft(prompt, most, min(drawn, most), f"synthetic#{i}"))
+        pinned = settings.shared_prefix_tokens if settings.pin_shared_prefix else 0
+        priority = settings.cache_priorities[i % len(settings.cache_priorities)]
+        salt = f"tenant {i % settings.tenants}" if settings.tenants > 1 else ""
+        drafts.append(Draft(prompt, most, min(drawn, most), f"synthetic#{i}", pinned, priority, salt))
     return assemble(drafts, settings.arrival, sampling, seed)
 
 
@@ -52,4 +55,10 @@ def _check(settings: SyntheticSettings) -> None:
         whole("workload.max_tokens", settings.max_tokens, why=", or null for each request's own output length")
     whole("workload.shared_prefix_tokens", settings.shared_prefix_tokens, low=0)
     whole("workload.shared_prefix_groups", settings.shared_prefix_groups)
+    whole("workload.tenants", settings.tenants)
+    if not settings.cache_priorities:
+        raise refused("workload.cache_priorities", "[]", "at least one, from 0 to 100")
+    for priority in settings.cache_priorities:
+        if not 0 <= priority <= 100:
+            raise refused("workload.cache_priorities", priority, "numbers from 0 to 100")
     check_arrival(settings.arrival)
