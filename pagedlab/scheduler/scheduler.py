@@ -169,7 +169,10 @@ class Scheduler:
         trunk, before = group.trunk, group.trunk.parts
         if trunk.forked or not group.started:
             trunk.token_s.append(now)
-        for branch, parent in group.advance(offered):
+        moves = group.advance(offered)
+        if not trunk.forked and moves:
+            self._bequeath(trunk)
+        for branch, parent in moves:
             known = parent.computed - trunk.request.prompt_tokens
             if branch.key == parent.key:
                 table = []
@@ -189,6 +192,15 @@ class Scheduler:
             trunk.status, trunk.finish_s = Status.FINISHED, now
             finished.append(trunk)
         return finished
+
+    def _bequeath(self, trunk: Sequence) -> None:
+        """Make the first branch that goes on the heir of what the trunk holds, should its first one have ended: what is
+        copied from it must be held until it is copied."""
+        first, heir = trunk.branches[trunk.index], trunk.parts[0]
+        if heir is not first:
+            self.allocator.exchange(first.key, heir.key)
+            first.row, heir.row = heir.row, first.row
+            trunk.index = heir.index
 
     # ---- primitives of a batching policy ------------------------------------------------------------------------
 
