@@ -133,8 +133,9 @@ ALLOCATORS = ["paged", "reserve_max", "power_of_two", "oracle", "reserve_output"
 
 
 def a_world(choose: Choose) -> World:
-    """Any small engine; every other one is tight: many sequences that grow into each other's blocks."""
-    tight = choose([True, False])
+    """Any small engine; every other one is tight: many sequences that grow into each other's blocks. Every other one
+    serves requests of several outputs, most of which have the rows and tokens they need."""
+    tight, several = choose([True, False]), choose([True, False])
     num_blocks, block_size = choose(range(3, 10)), choose([1, 2] if tight else [1, 2, 3, 4])
     slots = num_blocks * block_size
     allocator = "paged" if tight else choose(ALLOCATORS)
@@ -144,15 +145,15 @@ def a_world(choose: Choose) -> World:
         max_model_len=choose([slots, 2 * slots] if allocator == "paged" else [slots, slots // 2, slots // 3]),
         allocator=allocator,
         batching=choose(["chunked", "prefill_first"]),
-        tokens=choose([2, 3, 4, 8] if tight else [1, 2, 3, 4, 8, 64]),
+        tokens=choose([2, 3, 4, 8] if tight and not several else [3, 4, 4, 8] if several else [1, 2, 3, 4, 8, 64]),
         victim=choose(["last_arrived", "most_blocks"]),
         admission="on_demand" if tight else choose(["on_demand"] * 4 + ["one_at_a_time"]),
         watermark=0.0 if tight else choose([0.0, 0.25, 0.5]),  # exact in binary: x N rounded down is no matter of taste
-        max_num_seqs=choose([4] if tight else [1, 2, 3, 4]),
+        max_num_seqs=choose([3, 4, 6, 8] if several else [4] if tight else [1, 2, 3, 4]),
         alphabet=choose(range(2, 5)),
         eos=choose([None, None, 7, 23]),
         falling_ids=choose([False, False, True]),
-        several=choose([True, False]),
+        several=several,
     )
 
 
@@ -171,17 +172,17 @@ class Ask:
 
 def an_ask(world: World, choose: Choose) -> Ask:
     """One that usually fits."""
-    length = choose(range(1, min(6, world.max_model_len) + 1))
+    length = choose(range(1, min(4 if world.several else 6, world.max_model_len) + 1))
     new = choose([1, 2, 4, 8, 12, 16])
     kind = choose(["one", "n", "best_of", "beams", "beams"]) if world.several else "one"
     if kind != "one":
-        new = choose([1, 2, 4, 6])
+        new = choose([1, 2, 3, 4, 6])
     several = {
         "one": {},
-        "n": {"n": choose([2, 3])},
-        "best_of": {"best_of": choose([2, 3])},
+        "n": {"n": choose([2, 2, 3])},
+        "best_of": {"best_of": choose([2, 2, 3])},
         "beams": {
-            "beam_width": choose([2, 3]),
+            "beam_width": choose([2, 2, 3]),
             "length_penalty": choose([0.0, 1.0, 2.0]),
             "early_stopping": choose(["false", "true", "never"]),
         },
