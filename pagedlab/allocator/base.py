@@ -219,6 +219,11 @@ class Allocator(ABC):
         self._returned(holding.table)
         return freed
 
+    def exchange(self, one: Key, other: Key) -> None:
+        """Each of two sequences gets what the other one holds; one of them may hold nothing."""
+        held = {other: self.holdings.pop(one, None), one: self.holdings.pop(other, None)}
+        self.holdings.update({key: holding for key, holding in held.items() if holding is not None})
+
     def unused(self, key: Key, filled: int) -> int:
         """Slots that a sequence was promised at its admission and never filled, having filled `filled`. What it asked
         for later it asked for in the step that fills it. Nothing held: 0."""

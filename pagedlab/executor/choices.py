@@ -1,4 +1,4 @@
-"""From logits to what the sequences of a step may go on with: a token, or what a request of several outputs asks for."""
+"""From logits to what the sequences of a step may go on with: a token each, or what several outputs need."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pagedlab.executor.sampling import sample
 def choose(
     logits: torch.Tensor, seqs: Seq[Sequence], eos_token_ids: frozenset[int]
 ) -> tuple[list[int], list[list[Choice] | None]]:
-    """logits [R, V], of the last token of each of seqs. Returns their next tokens, and for those of a request of several
-    outputs the choices, as in Outcome, of which the token is the first."""
+    """logits [R, V], of the last token of each of seqs. Returns their next tokens, and for those of a request of
+    several outputs the choices, as in Outcome, of which the token is the first."""
     if not any(seq.branches or seq.trunk for seq in seqs):
         return sample(logits, [s.sampling for s in seqs], [len(s.output) for s in seqs]).tolist(), [None] * len(seqs)
     beams = [r for r, seq in enumerate(seqs) if seq.sampling.beam_width > 1]

@@ -45,8 +45,9 @@ def log_probs(fingerprints: Seq[int] | np.ndarray, vocab_size: int) -> np.ndarra
     x = total ^ (np.arange(vocab_size, dtype=np.uint64) * np.uint64(_GOLDEN))
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # the finaliser of splitmix64, as in `mix`
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    logits = (x >> np.uint64(40)).astype(np.float64) * (_SHARPNESS * 2.0**-24)
-    return logits - np.log(np.exp(logits).sum())
+    logits: np.ndarray = (x >> np.uint64(40)).astype(np.float64) * (_SHARPNESS * 2.0**-24)
+    logits -= np.log(np.exp(logits).sum())
+    return logits
 
 
 @EXECUTORS.register("fingerprint")

@@ -107,8 +107,8 @@ class InputBuilder:
         )
 
     def append(self, sampled_seqs: np.ndarray, tokens: np.ndarray) -> None:
-        """Remember the tokens just sampled for batch[sampled_seqs] of the plan built last: they are fed next, unless the
-        next plan forks those rows."""
+        """Remember the tokens just sampled for batch[sampled_seqs] of the plan built last: they are fed next, unless
+        the next plan forks those rows."""
         rows = self._rows[sampled_seqs]
         self.tokens[rows, self.known[rows]] = tokens
         self.known[rows] += 1

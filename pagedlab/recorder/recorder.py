@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagedlab.allocator.base import Sharing, Usage
 from pagedlab.core.plan import Outcome, Plan, Preemption
@@ -28,7 +28,7 @@ class Step:
     prefill_tokens: int
     usage: Usage
     memory_blocked: bool
-    sharing: Sharing = Sharing()
+    sharing: Sharing = field(default_factory=Sharing)
     copies: int = 0
     copy_s: float = 0.0
 

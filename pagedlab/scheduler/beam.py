@@ -61,7 +61,7 @@ class BeamSearch(Group):
             return False
         if sampling.early_stopping == "never" and sampling.length_penalty > 0:
             length = self.trunk.request.max_tokens
-        return best / length**sampling.length_penalty > (self._finished[-1].score or 0.0)
+        return bool(best / length**sampling.length_penalty > (self._finished[-1].score or 0.0))
 
     def _move(self, survivors: list[tuple[float, Sequence, Choice]]) -> list[Move]:
         """The first survivor of a beam stays where that is, the others take the places of beams without any."""

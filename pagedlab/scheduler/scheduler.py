@@ -173,6 +173,8 @@ class Scheduler:
         if trunk.forked or not group.started:
             trunk.token_s.append(now)
         moves = group.advance(offered)
+        if not trunk.forked and moves:
+            self._bequeath(trunk)
         chains = [parent.chain.copy() if parent.chain is not None else None for _, parent in moves]
         for (branch, parent), chain in zip(moves, chains, strict=True):
             known = parent.computed - trunk.request.prompt_tokens
@@ -195,6 +197,15 @@ class Scheduler:
             trunk.status, trunk.finish_s = Status.FINISHED, now
             finished.append(trunk)
         return finished
+
+    def _bequeath(self, trunk: Sequence) -> None:
+        """Make the first branch that goes on the heir of what the trunk holds, should its first one have ended: what is
+        copied from it must be held until it is copied."""
+        first, heir = trunk.branches[trunk.index], trunk.parts[0]
+        if heir is not first:
+            self.allocator.exchange(first.key, heir.key)
+            first.row, heir.row = heir.row, first.row
+            trunk.index = heir.index
 
     # ---- primitives of a batching policy ------------------------------------------------------------------------
 

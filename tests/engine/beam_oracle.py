@@ -15,7 +15,7 @@ Scored = tuple[float, list[int], bool]  # score, tokens, whether it has ended
 def naive_beams(
     r: Request, log_probs: Callable[[list[int]], list[float]], eos: int | None, limit: int
 ) -> tuple[list[Completion], list[list[list[int]]]]:
-    """(the answer, the beams that run after each step). log_probs(output) of every next token; limit: longest output."""
+    """(the answer, the beams after each step). log_probs(output): of every next token. limit: the longest output."""
     s = r.sampling
     width, penalty = s.beam_width, s.length_penalty
     obeyed = None if s.ignore_eos else eos

@@ -13,16 +13,18 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from pagedlab.core.errors import OutOfBlocks
 from pagedlab.core.plan import Outcome, Plan
-from pagedlab.core.request import Request, SamplingParams, Status
+from pagedlab.core.request import Completion, Request, SamplingParams, Status
 from pagedlab.core.request import Sequence as Served
-from pagedlab.executor.fingerprint import fingerprint
-from tests.lab import make_executor, make_scheduler, naive_output
+from pagedlab.executor.fingerprint import log_probs
+from tests.engine.beam_oracle import naive_beams
+from tests.lab import VOCAB, fingerprints_of, make_executor, make_scheduler, naive_answer, naive_output
 
 CHECKS = {
     "I01": "every block is free or held: none is lost",
@@ -40,12 +42,18 @@ CHECKS = {
     "I19": "an admission or a growth that fails changes nothing, nor does a call that needs no blocks",
     "I22": "a freed table enters the free queue deepest block first",
     "I23": "blocks are taken where the policy says: longest free first, or the lowest run that fits",
+    "I24": "a block that is written belongs to one sequence alone",
     "I25": "tokens, reserved, tail and free slots are what they are from scratch, and sum to N x B",
-    "I30": "a table only grows while its sequence runs, and the plan says by which blocks",
+    "I29": "a branch goes on from the text of the one whose KV it takes",
+    "I30": "a table only grows while its sequence runs, but for copy-on-write, and the plan says by which blocks",
     "I32": "progress: a token in a bounded number of steps, and who fits is not left waiting",
     "I33": "tokens computed = prompt + generated - 1 + recomputed; each token once",
     "I34": "token budget, number of running sequences",
     "I35": "time never goes back",
+    "cow": "a block is copied exactly when it is shared and to be written, before that, in any order",
+    "fork": "a fork shares every block of its parent, or copies them into its own run, and the executor is told",
+    "group": "the sequences of a request sample in the same steps",
+    "saved": "what sharing saves is what it is from scratch",
     "fcfs": "nobody is admitted before one that arrived earlier",
     "watermark": "an admission leaves the watermark free, except into an empty pool",
     "fits": "can_admit says what counting the free blocks says",
@@ -97,7 +105,8 @@ Choose = Callable[[Sequence[Any]], Any]
 class World:
     """A small engine. tokens: the budget of a step. alphabet: how many different tokens a prompt has.
 
-    falling_ids: of two requests that arrive at once the later submitted has the lower id.
+    falling_ids: of two requests that arrive at once the later submitted has the lower id. several: requests may ask for
+    several outputs.
     """
 
     num_blocks: int
@@ -113,6 +122,7 @@ class World:
     alphabet: int
     eos: int | None
     falling_ids: bool
+    several: bool
 
     @property
     def slots(self) -> int:
@@ -123,8 +133,9 @@ ALLOCATORS = ["paged", "reserve_max", "power_of_two", "oracle", "reserve_output"
 
 
 def a_world(choose: Choose) -> World:
-    """Any small engine; every other one is tight: many sequences that grow into each other's blocks."""
-    tight = choose([True, False])
+    """Any small engine; every other one is tight: many sequences that grow into each other's blocks. Every other one
+    serves requests of several outputs, most of which have the rows and tokens they need."""
+    tight, several = choose([True, False]), choose([True, False])
     num_blocks, block_size = choose(range(3, 10)), choose([1, 2] if tight else [1, 2, 3, 4])
     slots = num_blocks * block_size
     allocator = "paged" if tight else choose(ALLOCATORS)
@@ -134,14 +145,15 @@ def a_world(choose: Choose) -> World:
         max_model_len=choose([slots, 2 * slots] if allocator == "paged" else [slots, slots // 2, slots // 3]),
         allocator=allocator,
         batching=choose(["chunked", "prefill_first"]),
-        tokens=choose([2, 3, 4, 8] if tight else [1, 2, 3, 4, 8, 64]),
+        tokens=choose([2, 3, 4, 8] if tight and not several else [3, 4, 4, 8] if several else [1, 2, 3, 4, 8, 64]),
         victim=choose(["last_arrived", "most_blocks"]),
         admission="on_demand" if tight else choose(["on_demand"] * 4 + ["one_at_a_time"]),
         watermark=0.0 if tight else choose([0.0, 0.25, 0.5]),  # exact in binary: x N rounded down is no matter of taste
-        max_num_seqs=choose([4] if tight else [1, 2, 3, 4]),
+        max_num_seqs=choose([3, 4, 6, 8] if several else [4] if tight else [1, 2, 3, 4]),
         alphabet=choose(range(2, 5)),
         eos=choose([None, None, 7, 23]),
         falling_ids=choose([False, False, True]),
+        several=several,
     )
 
 
@@ -160,14 +172,30 @@ class Ask:
 
 def an_ask(world: World, choose: Choose) -> Ask:
     """One that usually fits."""
-    length = choose(range(1, min(6, world.max_model_len) + 1))
+    length = choose(range(1, min(4 if world.several else 6, world.max_model_len) + 1))
     new = choose([1, 2, 4, 8, 12, 16])
+    kind = choose(["one", "n", "best_of", "beams", "beams"]) if world.several else "one"
+    if kind != "one":
+        new = choose([1, 2, 3, 4, 6])
+    several = {
+        "one": {},
+        "n": {"n": choose([2, 2, 3])},
+        "best_of": {"best_of": choose([2, 2, 3])},
+        "beams": {
+            "beam_width": choose([2, 2, 3]),
+            "length_penalty": choose([0.0, 1.0, 2.0]),
+            "early_stopping": choose(["false", "true", "never"]),
+        },
+    }[kind]
     return Ask(
         tuple(choose(range(world.alphabet)) for _ in range(length)),
         new,
         choose([max(1, new // 2), new, new + 1]),
         SamplingParams(
-            temperature=choose([0.0, 1.0]), seed=choose(range(3)), ignore_eos=world.eos is None or choose([True, False])
+            temperature={"one": choose([0.0, 1.0]), "beams": 0.0}.get(kind, 1.0),
+            seed=choose(range(3)),
+            ignore_eos=world.eos is None or choose([True, False]),
+            **several,
         ),
     )
 
@@ -180,21 +208,57 @@ def an_ask_that_never_fits(world: World, choose: Choose) -> Ask:
 # ---- the account ----------------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=4096)
+def expected(
+    prompt: tuple[int, ...], new: int, true: int, sampling: SamplingParams, eos: int | None
+) -> tuple[list[Completion], list[list[int]], list[list[list[int]]]]:
+    """(the answer, the output of each sample, the beams after each step) of a request, alone."""
+    r = Request(0, np.array(prompt, dtype=np.int32), new, true, sampling=sampling)
+    if sampling.beam_width > 1:
+        answer, steps = naive_beams(
+            r, lambda out: log_probs(fingerprints_of([*prompt, *out]), VOCAB).tolist(), eos, min(new, true)
+        )
+        return answer, [], steps
+    samples = [naive_output(r, eos, sampling.of_child(child)) for child in range(sampling.width)]
+    return naive_answer(r, eos), samples, []
+
+
+@dataclass(eq=False)
+class Part:
+    """What is true of one sequence of a request, from the plans and outcomes. output: what it has generated."""
+
+    index: int
+    output: list[int] = field(default_factory=list)
+    row: int = -1
+    table: list[int] = field(default_factory=list)
+    entered_with: int = 0  # tokens it knew when its blocks were promised
+    computed: int = 0
+    high: int = 0  # tokens it had computed when it was preempted
+    ended: bool = False
+
+    def moved(self) -> None:
+        """It left the pool."""
+        self.row, self.table, self.computed = -1, [], 0
+
+
 @dataclass(eq=False)
 class Account:
-    """What is true of one request, from its plans and outcomes. state: waiting, running or ended."""
+    """What is true of one request. state: waiting, running or ended. Until it has forked, the first of its parts that
+    live feeds the prompt for all."""
 
     seq: Served
     request: Request
-    output: list[int]  # all that it will ever generate
-    fingerprints: list[int]  # of every token that it will ever feed
+    answer: list[Completion]  # all that it will ever come to
+    samples: list[list[int]]
+    beams: list[list[list[int]]]
+    parts: list[Part]
     state: str = "waiting"
-    row: int = -1
-    table: list[int] = field(default_factory=list)
-    entered_with: int = 0  # tokens known when it was last admitted
-    computed: int = 0
-    made: int = 0  # tokens generated
-    fed: Counter[int] = field(default_factory=Counter)  # position -> how often it was computed
+    forked: bool = False
+    steps: int = 0  # in which it generated
+    fed: Counter[int] = field(default_factory=Counter)  # of a request of one output: position -> how often computed
+    tokens_fed: int = 0
+    lost: int = 0
+    recomputed: int = 0
     finish: str | None = None
     settled: bool = False  # it has ended, and has been looked at since
 
@@ -207,20 +271,39 @@ class Account:
         return self.request.arrival_s, self.request.id
 
     @property
-    def tokens(self) -> list[int]:
-        return [int(t) for t in self.request.prompt] + self.output[: self.made]
+    def several(self) -> bool:
+        return self.request.width > 1
 
     @property
-    def to_compute(self) -> int:
-        return len(self.request.prompt) + self.made - self.computed
+    def live(self) -> list[Part]:
+        return [part for part in self.parts if not part.ended]
 
     @property
-    def recomputed(self) -> int:
-        return sum(times - 1 for times in self.fed.values())
+    def feeding(self) -> list[Part]:
+        return self.live if self.forked or not self.several else self.live[:1]
+
+    def tokens(self, part: Part) -> list[int]:
+        prompt = [int(t) for t in self.request.prompt]
+        return prompt if self.several and not self.forked else prompt + part.output
+
+    def to_compute(self, part: Part) -> int:
+        return len(self.tokens(part)) - part.computed
+
+    @property
+    def lag(self) -> int:
+        return max(self.to_compute(part) for part in self.feeding)
+
+    def sequence(self, part: Part) -> Served:
+        """What the product calls it."""
+        return self.seq.branches[part.index] if self.forked else self.seq
+
+    def key(self, part: Part) -> Any:
+        return (self.id, part.index) if part.index else self.id
 
     def moved(self, state: str) -> None:
-        """It left the pool."""
-        self.state, self.row, self.table, self.computed = state, -1, [], 0
+        self.state, self.forked = state, False
+        for part in self.parts:
+            part.moved()
 
 
 class Machine:
@@ -246,7 +329,8 @@ class Machine:
         self.refused: list[Served] = []
         self.steps = self.preemptions = self.barren = 0
         self._rows_left: list[int] = []  # rows given up since the last plan
-        self._returned: dict[int, tuple[int, int]] = {}  # sequence -> blocks and tokens of its last stay in the pool
+        self._returned: dict[Any, tuple[int, int]] = {}  # key -> blocks freed and tokens of its last stay in the pool
+        self._copies_due: list[tuple[int, int, int]] = []  # (row, source, destination) of forks since the last plan
         self._watch()
 
     # ---- the account, read ------------------------------------------------------------------------------------------
@@ -257,8 +341,16 @@ class Machine:
     def _of(self, seq_id: int) -> Account:
         return next(account for account in self.accounts if account.id == seq_id)
 
+    def _running(self) -> list[tuple[Account, Part]]:
+        """Every sequence that has a row, whether it feeds already or not."""
+        return [(account, part) for account in self._in("running") for part in account.live]
+
+    def _part(self, seq: Served) -> tuple[Account, Part]:
+        account = self._of(seq.id)
+        return account, account.parts[seq.index]
+
     def _reservation(self, request: Request) -> tuple[int, int]:
-        """(slots promised, blocks) of a reserving allocator."""
+        """(slots promised, blocks) of a reserving allocator, for one sequence."""
         w = self.world
         prompt, new = len(request.prompt), request.max_tokens
         true = min(new, request.true_output_tokens or new)
@@ -274,9 +366,9 @@ class Machine:
         run = power_of_two_from(blocks)
         return slots + (run - blocks) * w.block_size, run
 
-    def _promised(self, account: Account, fed_now: int = 0) -> int:
+    def _promised(self, account: Account, part: Part, fed_now: int = 0) -> int:
         if self.world.allocator == "paged":
-            return max(account.entered_with, account.computed + fed_now)
+            return max(part.entered_with, part.computed + fed_now) if part in account.feeding else 0
         return self._reservation(account.request)[0]
 
     def _runs(self, free: set[int], blocks: int) -> list[int]:
@@ -285,26 +377,45 @@ class Machine:
         starts = range(0, self.world.num_blocks - blocks + 1, stride)
         return [start for start in starts if free.issuperset(range(start, start + blocks))]
 
-    def _fits(self, request: Request, num_tokens: int, free: set[int], keep: int) -> bool:
+    def _count_runs(self, free: set[int], blocks: int) -> int:
+        """How many of them can be taken one after the other, the lowest first."""
+        free, count = set(free), 0
+        while starts := self._runs(free, blocks):
+            free -= set(range(starts[0], starts[0] + blocks))
+            count += 1
+        return count
+
+    def _to_begin(self, prompt: int, outputs: list[int]) -> int:
+        """Blocks for a prompt and what follows it in each sequence, shared as far as they are full."""
+        size = self.world.block_size
+        shared = 0 if len(outputs) == 1 else prompt // size
+        return shared + sum(ceil_div(prompt + output, size) - shared for output in outputs)
+
+    def _fits(self, request: Request, outputs: list[int], free: set[int], keep: int) -> bool:
+        """outputs: how much each of the sequences to be admitted has generated."""
         if self.world.allocator == "paged":
-            return ceil_div(num_tokens, self.world.block_size) + keep <= len(free)
-        return bool(self._runs(free, self._reservation(request)[1]))
+            return self._to_begin(len(request.prompt), outputs) + keep <= len(free)
+        return self._count_runs(free, self._reservation(request)[1]) >= len(outputs)
 
     def _may_enter(self, account: Account, free: set[int], running: int) -> bool:
         """What the admission policy must answer."""
+        outputs = [len(part.output) for part in account.live]
         if self.world.admission == "one_at_a_time":
-            return running == 0 and self._fits(account.request, len(account.tokens), free, 0)
+            return running == 0 and self._fits(account.request, outputs, free, 0)
         keep = int(self.world.watermark * self.world.num_blocks) if running else 0
-        return self._fits(account.request, len(account.tokens), free, keep)
+        return self._fits(account.request, outputs, free, keep)
 
     def _never_fits(self, request: Request) -> bool:
         w = self.world
-        prompt = len(request.prompt)
+        prompt, width = len(request.prompt), request.width
         if prompt < 1 or request.max_tokens < 1 or prompt > w.max_model_len:
             return True
+        if width > min(w.max_num_seqs, w.tokens):
+            return True
         if w.allocator == "paged":
-            return prompt + min(request.max_tokens, w.max_model_len - prompt + 1) - 1 > w.slots
-        return not self._runs(set(range(w.num_blocks)), self._reservation(self._cut(request))[1])
+            longest = min(request.max_tokens, w.max_model_len - prompt + 1) - 1
+            return self._to_begin(prompt, [longest] * width) > w.num_blocks
+        return self._count_runs(set(range(w.num_blocks)), self._reservation(self._cut(request))[1]) < width
 
     def _cut(self, request: Request) -> Request:
         """max_tokens as far as max_model_len goes."""
@@ -318,66 +429,109 @@ class Machine:
         return (
             self.pool.free_ids(),
             list(self.pool.ref),
-            {seq_id: (list(h.table), h.promised, h.tokens) for seq_id, h in self.allocator.holdings.items()},
+            {key: (list(h.table), h.promised, h.tokens) for key, h in self.allocator.holdings.items()},
             self.allocator.usage(),
+            self.allocator.sharing(),
             runs and runs.free_ids(),
         )
+
+    def _mapped_by(self, tables: dict[Any, list[int]]) -> Counter[int]:
+        return Counter(block for table in tables.values() for block in table)
+
+    def _tables(self) -> dict[Any, list[int]]:
+        return {key: list(h.table) for key, h in self.allocator.holdings.items()}
 
     def _watch(self) -> None:
         """Look at each call of the allocator and of the victim policy: what it takes, and what a failure leaves."""
         a, pool = self.allocator, self.pool
-        can_admit, admit, grow, release = a.can_admit, a.admit, a.grow, a.release
+        can_admit, admit, grow, release, fork = a.can_admit, a.admit, a.grow, a.release, a.fork
         choose = self.scheduler.victim.choose
 
         def watched_can_admit(seq: Served, keep_free: int = 0) -> bool:
             before = self._snapshot()
             answer = can_admit(seq, keep_free)
             must("I19", self._snapshot() == before, "can_admit changed something")
-            naive = self._fits(seq.request, len(seq.request.prompt) + len(seq.output), set(pool.free_ids()), keep_free)
+            outputs = [len(branch.output) for branch in seq.branches if branch.status is not Status.FINISHED]
+            naive = self._fits(seq.request, outputs or [len(seq.output)], set(pool.free_ids()), keep_free)
             must("fits", answer == naive, "can_admit says", answer, "of", seq, ",", pool.free_ids(), "free")
             return answer
 
         def watched_admit(seq: Served) -> list[int]:
             before = self._snapshot()
+            held = set(a.holdings)
             try:
                 table = admit(seq)
             except OutOfBlocks:
                 must("I19", self._snapshot() == before, "the refused admission of", seq, "left", self._snapshot())
                 raise
-            self._check_taken(table, before[0], at_admission=True)
+            free = list(before[0])
+            for key in [key for key in a.holdings if key not in held]:
+                self._check_taken(a.holdings[key].table, free, at_admission=True)
+                free = [block for block in free if block not in a.holdings[key].table]
             return table
 
-        def watched_grow(seq_id: int, num_tokens: int) -> list[int] | None:
-            before = self._snapshot()
-            new = grow(seq_id, num_tokens)
+        def watched_grow(key: Any, num_tokens: int) -> list[int] | None:
+            before, tables = self._snapshot(), self._tables()
+            new = grow(key, num_tokens)
+            filled = tables[key] and before[2][key][1] % self.world.block_size
+            shared = bool(filled) and self._mapped_by(tables)[tables[key][-1]] > 1
             if new is None:
-                must("I19", self._snapshot() == before, "the failed growth of", seq_id, "left", self._snapshot())
-                must("fits", not before[0], "no block for", seq_id, "with", before[0], "free")
-            else:
-                self._check_taken(new, before[0], at_admission=False)
+                must("I19", self._snapshot() == before, "the failed growth of", key, "left", self._snapshot())
+                need = ceil_div(num_tokens, self.world.block_size) - len(tables[key]) + shared
+                must("fits", need > len(before[0]), "no", need, "blocks for", key, "with", before[0], "free")
+                return new
+            self._check_taken(new, before[0], at_admission=False)
+            kept = len(a.holdings[key].table) - len(new)
+            must("I30", a.holdings[key].table == tables[key][:kept] + new, key, "grew from", tables[key], "by", new)
+            replaced = num_tokens > before[2][key][1] and shared
+            must("cow", kept == len(tables[key]) - replaced, "shared:", shared, tables, "became", self._tables())
             return new
 
-        def watched_release(seq_id: int) -> int:
-            holding = a.holdings.get(seq_id)
-            table, tokens = (list(holding.table), holding.tokens) if holding else ([], 0)
+        def watched_release(key: Any) -> int:
+            tables = self._tables()
+            table, tokens = tables.get(key, []), a.holdings[key].tokens if key in tables else 0
+            mapped = self._mapped_by(tables)
+            last = [block for block in table if mapped[block] == 1]
             before = pool.free_ids()
-            freed = release(seq_id)
+            freed = release(key)
             after = pool.free_ids()
             must("I02", len(set(after)) == len(after), "free queue", after, "after the release of", table)
-            must("I01", set(after) == {*before, *table}, before, "free,", table, "released,", after, "free")
-            must("I22", after == before + table[::-1], before, "free,", table, "released,", after, "free")
-            must("I01", freed == len(table), freed, "blocks said to be freed by the release of", table)
-            self._returned[seq_id] = (len(table), tokens)
+            must("I01", set(after) == {*before, *last}, before, "free,", table, "released,", after, "free")
+            must("I22", after == before + last[::-1], before, "free,", table, "released,", after, "free")
+            must("I01", freed == len(last), freed, "blocks said to be freed by the release of", table)
+            self._returned[key] = (freed, tokens)
             return freed
+
+        def watched_fork(parent: Any, child: Any) -> list[tuple[int, int]]:
+            tables = self._tables()
+            copies = fork(parent, child)
+            after = self._tables()
+            if self.world.allocator == "paged":
+                must("fork", after == {**tables, child: tables[parent]}, parent, "to", child, tables, "became", after)
+                must("fork", copies == [], parent, "to", child, "copies", copies)
+                self._returned.pop(child, None)  # what it held before it gave back here
+            else:
+                must("fork", after == tables, "runs moved:", tables, after)
+                filled = ceil_div(a.holdings[parent].tokens, self.world.block_size)
+                due = list(zip(tables[parent], tables[child], strict=True))[:filled]
+                must("fork", copies == due, parent, "to", child, "copies", copies, ", not", due)
+            same = (a.holdings[parent].tokens, a.holdings[parent].promised)
+            must("fork", (a.holdings[child].tokens, a.holdings[child].promised) == same, a.holdings)
+            return copies
 
         def watched_choose(running: Sequence[Served]) -> Served:
             victim = choose(running)
             last = self.world.victim == "last_arrived"
-            keys = {s.id: (0 if last else len(a.holdings[s.id].table), s.request.arrival_s, s.id) for s in running}
+            blocks = {
+                s.id: len({block for key, table in self._tables().items() if _id(key) == s.id for block in table})
+                for s in running
+            }
+            keys = {s.id: (0 if last else blocks[s.id], s.request.arrival_s, s.id) for s in running}
             must("victim", keys[victim.id] == max(keys.values()), victim.id, "of", keys)
             return victim
 
         a.can_admit, a.admit, a.grow, a.release = watched_can_admit, watched_admit, watched_grow, watched_release
+        a.fork = watched_fork
         self.scheduler.victim.choose = watched_choose
 
     def _check_taken(self, taken: list[int], free: list[int], at_admission: bool) -> None:
@@ -412,11 +566,8 @@ class Machine:
         else:
             r = self._cut(r)
             must("refusal", seq.request.max_tokens == r.max_tokens, "max_tokens became", seq.request.max_tokens)
-            output = naive_output(r, self.world.eos)
-            chain = [0]
-            for position, token in enumerate([*r.prompt, *output[:-1]]):
-                chain.append(fingerprint(int(token), position, chain[-1]))
-            self.accounts.append(Account(seq, r, output, chain[1:]))
+            answer = expected(ask.prompt, r.max_tokens, ask.true, r.sampling, self.world.eos)
+            self.accounts.append(Account(seq, r, *answer, [Part(index) for index in range(r.width)]))
         must("I19", self._snapshot() == before, "a submission touched the pool")
         self.check()
 
@@ -429,8 +580,10 @@ class Machine:
         before = self._snapshot()
         self.scheduler.abort(account.seq)
         if account.state == "running":
-            self._check_left(account)
-            self._rows_left.append(account.row)
+            self._check_left(account, account.live)
+            rows = [part.row for part in account.live]
+            self._rows_left += rows
+            self._copies_due = [copy for copy in self._copies_due if copy[0] not in rows]
         else:
             must("I19", self._snapshot() == before, "aborting", account.seq, "touched the pool")
         if account.state != "ended":
@@ -453,9 +606,9 @@ class Machine:
         try:
             table = list(self.allocator.admit(seq))
         except OutOfBlocks:
-            must("fits", not self._fits(r, len(r.prompt), free, 0), seq, "refused with", free, "free")
+            must("fits", not self._fits(r, [0], free, 0), seq, "refused with", free, "free")
         else:
-            must("fits", self._fits(r, len(r.prompt), free, 0), seq, "admitted with", free, "free")
+            must("fits", self._fits(r, [0], free, 0), seq, "admitted with", free, "free")
             must("I07", len(table) == self._blocks(len(r.prompt), r), table, "for", seq)
             self._check_pool()
             self.allocator.release(-1)
@@ -464,7 +617,8 @@ class Machine:
 
     def drain(self) -> None:
         """Run until nobody is left, in a bounded number of steps."""
-        left = sum(account.to_compute + len(account.output) for account in self.accounts if account.state != "ended")
+        open_accounts = [account for account in self.accounts if account.state != "ended"]
+        left = sum(len(a.request.prompt) + a.request.width * a.request.max_tokens for a in open_accounts)
         limit = self.steps + (left + 1) * (self._patience() + 1)
         while self.scheduler.has_work:
             must("I32", self.steps < limit, "not done after", self.steps, "steps")
@@ -479,7 +633,20 @@ class Machine:
         for account in self.accounts:
             must("I12", account.seq.status is Status.FINISHED, account.seq)
             if account.finish != "abort":
-                must("I12", account.seq.output == account.output, account.seq)
+                self._check_answer(account)
+
+    def _check_answer(self, account: Account) -> None:
+        got, want = account.seq.outputs(), account.answer
+        must("I12", [c.token_ids for c in got] == [c.token_ids for c in want], got, "is not", want)
+        must("I12", [c.finish_reason for c in got] == [c.finish_reason for c in want], got, "is not", want)
+        if account.several:
+            close = [
+                (a.score is None and b.score is None) or abs(a.score - b.score) < 1e-9
+                for a, b in zip(got, want, strict=True)
+            ]
+            must("I12", all(close), got, "is not", want)
+        must("I12", account.seq.output == want[0].token_ids, account.seq)
+        must("I12", account.seq.finish_reason == want[0].finish_reason, account.seq)
 
     def step(self) -> None:
         """Schedule, execute, commit: each looked at by itself."""
@@ -488,14 +655,18 @@ class Machine:
             return
         plan = self._schedule()
         kv = self.executor.kv.copy()
-        slots = {
-            self._slot(account.table, position)
-            for account, fed in self._work(plan)
-            for position in range(account.computed, account.computed + fed)
-        }
+        size = self.world.block_size
+        mapped = Counter(block for _, part in self._running() for block in part.table)
+        slots = set()
+        for _, part, fed in self._work(plan):
+            for position in range(part.computed, part.computed + fed):
+                must("I24", mapped[part.table[position // size]] == 1, "written while shared:", part.table, mapped)
+                slots.add(self._slot(part.table, position))
+        copied = {copy.destination * size + offset for copy in plan.copies for offset in range(size)}
         outcome = self.executor.execute(plan)
-        stray = set(np.flatnonzero(self.executor.kv != kv).tolist()) - slots
-        must("I11", not stray, "slots", stray, "written,", slots, "fed")
+        self._check_told(plan)
+        stray = set(np.flatnonzero(self.executor.kv != kv).tolist()) - slots - copied
+        must("I11", not stray, "slots", stray, "written,", slots, "fed,", copied, "copied")
         self._commit(plan, outcome)
         self.steps += 1
         self.check()
@@ -505,8 +676,10 @@ class Machine:
     def _schedule(self) -> Plan:
         w, scheduler = self.world, self.scheduler
         before = {"free": set(self.pool.free_ids()), "running": len(self._in("running"))}
+        rows_before = len(self._running())
         waiting = self._in("waiting")
-        prefilling = any(account.to_compute > 1 for account in self._in("running"))
+        prefilling = any(account.lag > 1 for account in self._in("running"))
+        due, self._copies_due = self._copies_due, []
         plan = scheduler.schedule()
         must("I32", bool(plan.batch), "nothing can run:", len(waiting), "waiting,", before)
 
@@ -514,13 +687,22 @@ class Machine:
             victim = self._of(record.victim)
             must("victim", victim.state == "running", victim.seq, "did not run")
             must("victim", self._of(record.beneficiary).state == "running", record, "helps nobody")
-            must("I33", record.tokens_lost == victim.computed, record, ",", victim.computed, "computed")
-            must("I01", record.blocks_freed == self._check_left(victim), record)
-            self._rows_left.append(victim.row)
+            shared = len(victim.request.prompt)
+            lost = sum(part.computed for part in victim.feeding) - shared * (len(victim.feeding) - 1)
+            must("I33", record.tokens_lost == lost, record, ",", lost, "computed")
+            must("I01", record.blocks_freed == self._check_left(victim, victim.live), record)
+            rows = [part.row for part in victim.live]
+            self._rows_left += rows
+            due = [copy for copy in due if copy[0] not in rows]
+            for part in victim.feeding:
+                part.high = max(part.high, part.computed)
+            victim.lost += lost
             victim.moved("waiting")
             self.preemptions += 1
-            must("I17", victim.seq.token_ids().tolist() == victim.tokens, victim.seq)
-            must("I10", victim.seq.computed == 0, victim.seq, "has no blocks")
+            for part in victim.live:
+                seq = victim.seq.branches[part.index] if victim.several else victim.seq
+                must("I17", seq.output == part.output, seq)
+                must("I10", seq.computed == victim.seq.computed == 0, seq, "has no blocks")
         must("rows", Counter(plan.released) == Counter(self._rows_left), plan.released, self._rows_left)
         self._rows_left = []
 
@@ -530,55 +712,86 @@ class Machine:
             first = min(waiting, key=lambda each: each.arrived)
             must("fcfs", account is first, account.arrived, "admitted,", first.arrived, "waiting")
             waiting.remove(account)
-            must("I17", new.token_ids.tolist() == account.tokens, new)
-            must("rows", new.row not in {each.row for each in self._in("running")}, "row", new.row, "is in use")
-            must("rows", 0 <= new.row < w.max_num_seqs, new.row)
-            account.state, account.row, account.table = "running", new.row, list(new.block_ids)
-            account.entered_with = len(account.tokens)
-            must("I07", len(account.table) == self._blocks(account.entered_with, account.request), account.table)
+            taken = {part.row for _, part in self._running()}
+            account.state = "running"
+            must("I17", new.token_ids.tolist() == account.tokens(account.live[0]), new)
+            for part in account.live:
+                part.row = account.seq.branches[part.index].row if account.several else new.row
+                must("rows", part.row not in taken, "row", part.row, "is in use")
+                must("rows", 0 <= part.row < w.max_num_seqs, part.row)
+                taken.add(part.row)
+                part.entered_with = len(account.tokens(part)) if part in account.feeding else 0
+                if w.allocator != "paged" or part in account.feeding:
+                    part.table = list(self.allocator.holdings[account.key(part)].table)
+                    blocks = self._blocks(part.entered_with, account.request)
+                    must("I07", len(part.table) == blocks, part.table, "of", blocks)
+            must("rows", new.row == account.live[0].row, new)
+            must("I30", new.block_ids == account.live[0].table, new, account.live[0].table)
 
-        rows = {account.row: account for account in self._in("running")}
+        rows = {part.row: (account, part) for account, part in self._running()}
+        copies = list(due)
         for growth in plan.grown:
             must("I30", growth.row in rows, growth, "of a row that nobody has")
-            must("I30", growth.start == len(rows[growth.row].table), growth, rows[growth.row].table)
-            rows[growth.row].table += growth.block_ids
-        for account in rows.values():
-            table = self.allocator.holdings[account.id].table if account.id in self.allocator.holdings else None
-            must("I30", table == account.table, "the plan told", account.table, ",", account.id, "holds", table)
+            account, part = rows[growth.row]
+            if growth.start == len(part.table) - 1:
+                source = part.table.pop()
+                sharers = [p for _, p in rows.values() if source in p.table]
+                must("cow", part.computed % w.block_size > 0, growth, "replaces what is not to be written")
+                must("cow", len(sharers) > 0, growth, "replaces a block that nobody shares")
+                copies.append((growth.row, source, growth.block_ids[0]))
+            must("I30", growth.start == len(part.table), growth, part.table)
+            part.table += growth.block_ids
+        told = [(copy.row, copy.source, copy.destination) for copy in plan.copies]
+        must("cow", told == copies, "copies", told, ", expected", copies)
+        must("cow", not {c[1] for c in told} & {c[2] for c in told}, "copies depend on their order:", told)
+        must("cow", len({c[2] for c in told}) == len(told), "two copies to one place:", told)
+        for account, part in rows.values():
+            key = account.key(part)
+            table = self.allocator.holdings[key].table if key in self.allocator.holdings else []
+            must("I30", table == part.table, "the plan told", part.table, ",", key, "holds", table)
 
         work = self._work(plan)
-        must("batch", len({account.id for account, _ in work}) == len(plan.batch), plan.batch)
-        for i, (account, fed) in enumerate(work):
-            must("batch", account.state == "running", account.seq, "does not run")
-            must("batch", 1 <= fed <= account.to_compute, fed, "of", account.to_compute, "tokens fed")
-            must("batch", plan.samples(i) == (fed == account.to_compute), account.seq)
+        must("batch", len({id(part) for _, part, _ in work}) == len(plan.batch), plan.batch)
+        for i, (account, part, fed) in enumerate(work):
+            must("batch", account.state == "running" and part in account.feeding, account.seq, "does not run")
+            pending = account.to_compute(part)
+            must("batch", 1 <= fed <= pending, fed, "of", pending, "tokens fed")
+            must("batch", plan.samples(i) == (fed == pending), account.seq)
+        for account in self._in("running"):
+            sampling = [part for a, part, fed in work if a is account and fed == a.to_compute(part)]
+            must("group", sampling in ([], account.feeding), account.seq, "samples in part only")
         must("yield", not (plan.preempted and plan.admitted), plan)
         must("I34", plan.total_tokens == sum(plan.num_tokens) <= w.tokens, plan.num_tokens)
-        must("I34", len(rows) <= (1 if w.admission == "one_at_a_time" else w.max_num_seqs), rows)
+        must("I34", len(rows) <= w.max_num_seqs, rows)
+        must("I34", w.admission != "one_at_a_time" or len(self._in("running")) <= 1, rows)
+        must("I34", scheduler.num_running == sum(len(a.feeding) for a in self._in("running")), scheduler.num_running)
         free = set(self.pool.free_ids())
-        if plan.admitted and len(rows) > 1 and w.allocator == "paged":
+        running = len(self._in("running"))
+        if plan.admitted and running > 1 and w.allocator == "paged":
             must("watermark", len(free) >= int(w.watermark * w.num_blocks), free, "left of", w.num_blocks)
         if w.batching == "prefill_first" and not plan.admitted and not prefilling:
-            self._check_blocked(plan, w.tokens, waiting, before["free"], before["running"], preempted=False)
+            looked_at = (w.tokens, waiting, before["free"], before["running"], rows_before)
+            self._check_blocked(plan, *looked_at, preempted=False)
         else:
             left = w.tokens - plan.total_tokens
-            self._check_blocked(plan, left, self._in("waiting"), free, len(rows), bool(plan.preempted))
-        self._check_usage({account.id: fed for account, fed in work})
+            looked_at = (left, self._in("waiting"), free, running, len(rows))
+            self._check_blocked(plan, *looked_at, preempted=bool(plan.preempted))
+        self._check_usage({id(part): fed for _, part, fed in work})
         return plan
 
-    def _work(self, plan: Plan) -> list[tuple[Account, int]]:
-        return [(self._of(seq.id), fed) for seq, fed in zip(plan.batch, plan.num_tokens, strict=True)]
+    def _work(self, plan: Plan) -> list[tuple[Account, Part, int]]:
+        return [(*self._part(seq), fed) for seq, fed in zip(plan.batch, plan.num_tokens, strict=True)]
 
     def _check_blocked(
-        self, plan: Plan, left: int, waiting: list[Account], free: set[int], running: int, preempted: bool
+        self, plan: Plan, left: int, waiting: list[Account], free: set[int], running: int, rows: int, preempted: bool
     ) -> None:
         """The next in line, when the step last looked at it: was it refused for memory, and rightly?"""
         w, blocked = self.world, bool(plan.preempted)
         if waiting:
             head = min(waiting, key=lambda each: each.arrived)
             whole = w.batching == "prefill_first"
-            looked = left == w.tokens or head.to_compute <= left if whole else left > 0
-            if running < w.max_num_seqs:
+            looked = left == w.tokens or head.lag <= left if whole else left > 0
+            if rows + len(head.live) <= w.max_num_seqs:
                 refused = not self._may_enter(head, free, running)
                 must("I32", refused or preempted or not looked, head.seq, "fits into", free, "and was left waiting")
                 blocked = blocked or (refused and w.admission != "one_at_a_time")
@@ -592,37 +805,130 @@ class Machine:
         now = self.executor.clock.advance(outcome.seconds)
         must("I35", now > start, start, now)
         finished = self.scheduler.commit(plan, outcome, now)
-        ended = []
-        for (account, fed), token, finish in zip(work, outcome.tokens, outcome.finish, strict=True):
-            account.fed.update(range(account.computed, account.computed + fed))
-            account.computed += fed
-            must("I33", (token >= 0) == (account.to_compute == 0), "token", token, "of", account.seq)
+        ended: list[Served] = []
+        sampled: dict[int, list[Part]] = {}
+        for (account, part, fed), token, finish in zip(work, outcome.tokens, outcome.finish, strict=True):
+            account.recomputed += max(0, min(part.high, part.computed + fed) - part.computed)
+            if not account.several:
+                account.fed.update(range(part.computed, part.computed + fed))
+            part.computed += fed
+            account.tokens_fed += fed
+            must("I33", (token >= 0) == (account.to_compute(part) == 0), "token", token, "of", account.seq)
             if token < 0:
                 must("I12", finish is None, account.seq)
-                continue
-            must("I12", token == account.output[account.made], token, "is token", account.made, "of", account.output)
-            account.made += 1
-            must("I35", account.seq.token_s[-1] == now, account.seq)
-            must("I12", (finish is not None) == (account.made == len(account.output)), finish, "of", account.seq)
-            if finish is not None:
-                stopped = token == self.world.eos and not account.request.sampling.ignore_eos
-                must("I12", finish == ("stop" if stopped else "length"), finish)
-                account.finish = finish
-                self._check_left(account)
-                self._rows_left.append(account.row)
-                account.moved("ended")
-                ended.append(account.seq)
-                must("I35", account.seq.finish_s == now, account.seq)
-                computed = sum(account.fed.values())
-                total = len(account.request.prompt) + len(account.output) - 1 + account.seq.recomputed_tokens
-                must("I33", computed == total, computed, "computed,", account.seq)
-        must("I33", finished == ended, finished)
+            elif account.several:
+                sampled.setdefault(account.id, []).append(part)
+            else:
+                self._commit_one(account, part, token, finish, now, ended)
+        for account_id in sampled:
+            self._commit_several(self._of(account_id), now, ended)
+        must("I33", sorted(map(id, finished)) == sorted(map(id, ended)), finished, "finished, expected", ended)
         self.barren = 0 if any(token >= 0 for token in outcome.tokens) else self.barren + 1
         must("I32", self.barren <= self._patience(), "no token in", self.barren, "steps")
 
+    def _commit_one(
+        self, account: Account, part: Part, token: int, finish: str | None, now: float, ended: list[Served]
+    ) -> None:
+        output = account.samples[0]
+        must("I12", token == output[len(part.output)], token, "is token", len(part.output), "of", output)
+        part.output.append(token)
+        self._count_tokens(account, now)
+        must("I12", (finish is not None) == (part.output == output), finish, "of", account.seq)
+        if finish is not None:
+            must("I12", finish == account.answer[0].finish_reason, finish)
+            self._end(account, [part], now)
+            ended.append(account.seq)
+
+    def _commit_several(self, account: Account, now: float, ended: list[Served]) -> None:
+        """All of its sequences that feed have sampled: the trunk, or every branch that lives."""
+        live, forking = account.live, not account.forked
+        again = forking and account.steps > 0  # after a preemption the prompt only leads back
+        before = {part.index: list(part.output) for part in live}
+        outputs = {part.index: list(account.seq.branches[part.index].output) for part in live}
+        leaving: list[Part] = []
+        if again:
+            must("I17", outputs == before, outputs, "after a preemption, expected", before)
+        else:
+            self._count_tokens(account, now)
+            if account.samples:
+                want = {i: account.samples[i][: len(output) + 1] for i, output in before.items()}
+                must("I12", outputs == want, outputs, "are the samples, expected", want)
+                leaving = [part for part in live if want[part.index] == account.samples[part.index]]
+            elif account.steps > len(account.beams):
+                leaving = live
+            else:
+                beams = account.beams[account.steps - 1]
+                must("I12", sorted(outputs.values()) == sorted(beams), outputs, "are the beams, expected", beams)
+        stays = [part for part in live if part not in leaving]
+        if forking and stays and live[0] in leaving:  # the first that goes on inherits
+            one, other = live[0], stays[0]
+            for name in ("row", "table", "computed", "entered_with"):
+                mine, its = getattr(one, name), getattr(other, name)
+                setattr(one, name, its)
+                setattr(other, name, mine)
+        self._follow_forks(account, stays, before, outputs)
+        for part in live:
+            part.output = outputs[part.index]
+        self._end(account, leaving, now)
+        account.forked = account.state == "running"
+        ended += [account.seq.branches[part.index] for part in leaving]
+        if not account.live:
+            ended.append(account.seq)
+
+    def _follow_forks(
+        self, account: Account, stays: list[Part], before: dict[int, list[int]], outputs: dict[int, list[int]]
+    ) -> None:
+        """Each goes on from the KV of another of them, or its own, as the executor is to be told."""
+        told = {fork.row: fork for fork in self.scheduler._forked}
+        held = {part.row: (part, list(part.table), part.computed) for part in account.live}
+        for part in stays:
+            if account.forked and account.samples:
+                must("fork", part.row not in told, told, "though each sample goes on by itself")
+                continue
+            must("fork", part.row in told, "row", part.row, "is not told what it goes on with")
+            parent, table, computed = held[told[part.row].parent]
+            if account.forked:
+                must("I29", outputs[part.index][:-1] == before[parent.index], outputs, "from", parent, "of", before)
+            else:
+                must("fork", parent is stays[0], told, "not from the trunk")
+            if parent is not part and self.world.allocator == "paged":
+                part.table = list(table)
+            elif parent is not part:
+                filled = ceil_div(computed, self.world.block_size)
+                pairs = list(zip(table, part.table, strict=True))[:filled]
+                self._copies_due += [(part.row, *pair) for pair in pairs]
+            part.computed = part.entered_with = computed
+
+    def _count_tokens(self, account: Account, now: float) -> None:
+        account.steps += 1
+        must("I35", account.seq.token_s[-1] == now, account.seq)
+
+    def _end(self, account: Account, parts: list[Part], now: float) -> None:
+        """These have generated their last token; if none is left, the request has ended."""
+        if parts:
+            self._check_left(account, parts)
+        for part in parts:
+            self._rows_left.append(part.row)
+        for part in parts:
+            part.moved()
+            part.ended = True
+        if account.live:
+            return
+        must("I35", account.seq.finish_s == now, account.seq)
+        account.finish = account.answer[0].finish_reason
+        fed = len(account.request.prompt) + account.lost
+        if account.samples:
+            fed += sum(len(sample) - 1 for sample in account.samples)
+        else:
+            fed += account.request.width * (account.steps - 1)
+        must("I33", account.lost == account.recomputed, account.lost, "lost,", account.seq)
+        must("I33", account.tokens_fed == fed, account.tokens_fed, "computed,", fed, "expected of", account.seq)
+        account.moved("ended")
+
     def _patience(self) -> int:
         """Steps without a token before the engine calls itself stalled: it must never come to that."""
-        return 2 * self.world.num_blocks + self.world.max_model_len // self.world.tokens + 1
+        most = max(self.world.max_model_len, self.world.slots)
+        return 2 * self.world.num_blocks + most // self.world.tokens + 1
 
     # ---- what is true between steps ---------------------------------------------------------------------------------
 
@@ -647,7 +953,7 @@ class Machine:
 
     def _check_pool(self) -> None:
         free, ref = self.pool.free_ids(), self.pool.ref
-        tables = {seq_id: h.table for seq_id, h in self.allocator.holdings.items()}
+        tables = {key: h.table for key, h in self.allocator.holdings.items()}
         mapped = Counter(block for table in tables.values() for block in table)
         must("I02", len(set(free)) == len(free), "free queue", free)
         must("I03", not mapped.keys() & set(free), "free", free, ", tables", tables)
@@ -655,8 +961,8 @@ class Machine:
         for block in range(self.world.num_blocks):
             must("I04", ref[block] == mapped[block], "block", block, ":", ref[block], "references, tables", tables)
             must("I05", (block in free) == (ref[block] == 0), "block", block, ":", ref[block], "references, free", free)
-        for seq_id, table in tables.items():
-            must("I06", len(set(table)) == len(table), "sequence", seq_id, ":", table)
+        for key, table in tables.items():
+            must("I06", len(set(table)) == len(table), "sequence", key, ":", table)
 
     def _check_requests(self) -> None:
         scheduler = self.scheduler
@@ -667,7 +973,8 @@ class Machine:
         must("queue", queued == sorted(a.id for a in waiting), "queued", queued)
         must("queue", scheduler.num_waiting == len(waiting), scheduler.num_waiting)
         must("queue", scheduler.has_work == bool(running or waiting), scheduler.has_work)
-        must("queue", set(self.allocator.holdings) == {a.id for a in running}, "held by", self.allocator.holdings)
+        holding = [(a, part) for a in running for part in (a.feeding if self.world.allocator == "paged" else a.live)]
+        must("queue", set(self.allocator.holdings) == {a.key(p) for a, p in holding}, "held:", self.allocator.holdings)
         for account in self.accounts:
             if account.settled:
                 continue
@@ -680,59 +987,98 @@ class Machine:
             }[account.state]
             must("queue", seq.status is expected, seq, "should be", expected)
             must("queue", seq.finish_reason == account.finish, seq, "should have ended by", account.finish)
-            must("rows", seq.row == account.row, seq, "should have row", account.row)
-            must("I17", seq.token_ids().tolist() == account.tokens, seq, "should have tokens", account.tokens)
-            if account.state != "ended":
-                must("I10", seq.computed == account.computed, seq, "should have", account.computed, "computed")
-            must("I33", len(seq.token_s) == len(seq.output) == account.made, seq)
+            must("I33", len(seq.token_s) == account.steps, seq)
             must("I33", seq.recomputed_tokens == account.recomputed, seq, ",", account.recomputed, "recomputed")
             must("I35", sorted(set(seq.token_s)) == seq.token_s, seq.token_s)
             must("I35", not seq.token_s or seq.token_s[0] > seq.request.arrival_s, seq)
+            if not account.several:
+                again = sum(times - 1 for times in account.fed.values())
+                must("I33", seq.recomputed_tokens == again, seq, ",", again, "recomputed")
+            if account.state != "ended":
+                for part in account.feeding:
+                    must("I10", account.sequence(part).computed == part.computed, seq, "should have", part)
+                    tokens = account.sequence(part).token_ids().tolist()
+                    must("I17", tokens == account.tokens(part), tokens, "should be", account.tokens(part))
+                for part in account.live:
+                    one = seq.branches[part.index] if account.several else seq
+                    must("rows", one.row == part.row, one, "should have row", part.row)
+                    must("I17", one.output == part.output, one, "should have generated", part.output)
 
     def _check_usage(self, feeding: dict[int, int]) -> None:
-        """The split of every slot, the step being run included. feeding: sequence id -> tokens that it feeds."""
-        w, running = self.world, self._in("running")
-        promised = {a.id: self._promised(a, feeding.get(a.id, 0)) for a in running}
-        for account in running:
-            need = ceil_div(promised[account.id], w.block_size)
-            must("I07", len(account.table) == need, account.table, "for", promised[account.id], "slots of", account.seq)
-        tokens = sum(a.computed + feeding.get(a.id, 0) for a in running)
+        """The split of every slot, the step being run included. feeding: id of a part -> tokens that it feeds."""
+        w, size = self.world, self.world.block_size
+        tokens: dict[int, int] = {}
+        promised: dict[int, int] = {}
+        for account, part in self._running():
+            fed = feeding.get(id(part), 0)
+            slots = self._promised(account, part, fed)
+            must("I07", len(part.table) == ceil_div(slots, size), part.table, "for", slots, "slots of", account.seq)
+            for i, block in enumerate(part.table):
+                tokens[block] = max(0, min(size, part.computed + fed - i * size), tokens.get(block, 0))
+                promised[block] = max(0, min(size, slots - i * size), promised.get(block, 0))
         usage = self.allocator.usage()
         split = (usage.tokens, usage.reserved, usage.block_tail, usage.cached_idle, usage.free)
         must("I25", sum(split) == usage.total == w.slots, usage, "of", w.slots, "slots")
-        held = sum(len(a.table) for a in running) * w.block_size
-        total = sum(promised.values())
-        expected = (tokens, total - tokens, held - total, 0, len(self.pool.free_ids()) * w.block_size)
+        filled, total = sum(tokens.values()), sum(promised.values())
+        expected = (filled, total - filled, len(tokens) * size - total, 0, len(self.pool.free_ids()) * size)
         must("I25", split == expected, usage, ", from scratch", expected)
         must("I25", min(split) >= 0, usage)
+        mapped = sum(len(part.table) for _, part in self._running())
+        sharing = self.allocator.sharing()
+        must("saved", (sharing.mapped, sharing.saved) == (mapped, mapped - len(tokens)), sharing, mapped, tokens)
 
-    def _check_left(self, leaving: Account) -> int:
-        """It leaves the pool: with all of its blocks, and saying how many promised slots it never filled.
+    def _check_left(self, account: Account, leaving: list[Part]) -> int:
+        """They leave the pool: with all of their blocks, and saying how many promised slots they never filled.
 
-        Returns how many blocks it gave back.
+        Returns how many blocks became free.
         """
-        must("I01", leaving.id in self._returned, leaving.seq, "left the pool and gave nothing back")
-        blocks, tokens = self._returned.pop(leaving.id)
-        filling = tokens - leaving.computed
-        must("I25", filling in (0, 1), leaving.seq, "held", tokens, "tokens")
-        unused = self._promised(leaving) - leaving.computed
-        must("I25", leaving.seq.slots_unused == unused, leaving.seq, "left", unused, "promised slots unused")
-        return blocks
+        total = 0
+        for part in leaving:
+            key = account.key(part)
+            must("I01", key in self._returned, account.seq, "left the pool and gave nothing back of", key)
+            blocks, tokens = self._returned.pop(key)
+            total += blocks
+            filling = tokens - part.computed
+            must("I25", 0 <= filling <= (account.lag if account.several else 1), key, "held", tokens, "tokens")
+            unused = self._promised(account, part) - part.computed
+            seq = account.seq.branches[part.index] if account.several else account.seq
+            must("I25", seq.slots_unused == unused, seq, "left", unused, "promised slots unused")
+        return total
+
+    def _check_told(self, plan: Plan) -> None:
+        """After the step: the row of each sequence in the executor is its table and its tokens, all deltas told."""
+        inputs = self.executor.inputs
+        for account, part, fed in self._work(plan):
+            known, row = account.tokens(part), part.row
+            told = inputs.block_table[row, : len(part.table)].tolist()
+            must("rows", told == part.table, "row", row, "is", told, ", the table of", account.id, "is", part.table)
+            tokens = inputs.tokens[row, : len(known)].tolist()
+            must("rows", tokens == known, "row", row, "has", tokens, "of", account.id, ", expected", known)
+            now = part.computed + fed
+            must("rows", inputs.computed[row] == now, "row", row, "computed", inputs.computed[row], "of", now)
+            must("rows", inputs.known[row] == len(known) + (now == len(known)), "row", row, "knows", inputs.known[row])
 
     def _check_rows_and_slots(self) -> None:
         inputs = self.executor.inputs
-        for account in self._in("running"):
-            table, known = account.table, len(account.tokens)
-            must("I30", self.allocator.holdings[account.id].table == table, account.id, "should hold", table)
-            row = account.row
-            told = inputs.block_table[row, : len(table)].tolist()
-            must("rows", told == table, "row", row, "is", told, ", the table of", account.id, "is", table)
-            must("rows", inputs.tokens[row, :known].tolist() == account.tokens, "row", row, ", tokens of", account.id)
-            must("rows", inputs.known[row] == known, "row", row, "knows", inputs.known[row], "of", known, "tokens")
-            must("rows", inputs.computed[row] == account.computed, "row", row, ", computed of", account.seq)
-            slots = [self._slot(table, position) for position in range(account.computed)]
-            found = self.executor.kv[slots].tolist() if slots else []
-            must("I10", found == account.fingerprints[: account.computed], "slots", slots, "of", account.seq)
+        forked = {fork.row for fork in self.scheduler._forked}  # told with the next plan
+        copied = {row for row, _, _ in self._copies_due}  # copied with the next plan
+        for account, part in self._running():
+            key, table = account.key(part), part.table
+            held = self.allocator.holdings[key].table if key in self.allocator.holdings else []
+            must("I30", held == table, key, "should hold", table)
+            if part not in account.feeding:
+                continue
+            row, known = part.row, account.tokens(part)
+            if row not in forked:
+                told = inputs.block_table[row, : len(table)].tolist()
+                must("rows", told == table, "row", row, "is", told, ", the table of", key, "is", table)
+                must("rows", inputs.tokens[row, : len(known)].tolist() == known, "row", row, ", tokens of", key)
+                must("rows", inputs.known[row] == len(known), "row", row, "knows", inputs.known[row], "of", known)
+                must("rows", inputs.computed[row] == part.computed, "row", row, ", computed of", account.seq)
+            if row not in copied:
+                slots = [self._slot(table, position) for position in range(part.computed)]
+                found = self.executor.kv[slots].tolist() if slots else []
+                must("I10", found == fingerprints_of(known)[: part.computed], "slots", slots, "of", key)
 
     def _check_idle(self) -> None:
         if self._in("running"):
@@ -740,8 +1086,14 @@ class Machine:
         must("I18", sorted(self.pool.free_ids()) == list(range(self.world.num_blocks)), self.pool.free_ids())
         must("I18", not any(self.pool.ref) and not self.allocator.holdings, self.pool.ref, self.allocator.holdings)
         must("I18", self.allocator.usage().free == self.world.slots, self.allocator.usage())
+        s = self.scheduler
+        must("I18", not (s._forked or s._copies), "to be told of nobody:", s._forked, s._copies)
         if not self._in("waiting"):
-            must("I18", not self.scheduler._high_water, "remembered of the ended:", self.scheduler._high_water)
+            must("I18", not (s._high_water or s._groups), "remembered of the ended:", s._high_water, s._groups)
+
+
+def _id(key: Any) -> int:
+    return key[0] if isinstance(key, tuple) else key
 
 
 # ---- programs without Hypothesis ------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from pagedlab.allocator.reserve_output import ReserveOutput
 from pagedlab.allocator.runs import Buddy, FirstFit
 from pagedlab.core.clock import VirtualClock
 from pagedlab.core.plan import Plan
+from pagedlab.core.request import SamplingParams
 from pagedlab.executor.fingerprint import FingerprintExecutor
 from pagedlab.executor.inputs import InputBuilder
 from pagedlab.preemption.recompute import Recompute
@@ -31,6 +32,8 @@ from pagedlab.scheduler.admission.on_demand import OnDemand
 from pagedlab.scheduler.admission.one_at_a_time import OneAtATime
 from pagedlab.scheduler.batching.chunked import Chunked
 from pagedlab.scheduler.batching.prefill_first import PrefillFirst
+from pagedlab.scheduler.beam import BeamSearch
+from pagedlab.scheduler.group import Group, Samples
 from pagedlab.scheduler.order.base import Order
 from pagedlab.scheduler.order.fcfs import Fcfs
 from pagedlab.scheduler.scheduler import Scheduler
@@ -105,6 +108,20 @@ def refused_admission_takes_a_block(patch):
     patch.setattr(OnDemand, "allows", allows)
 
 
+def copy_after_the_write(patch):
+    execute = FingerprintExecutor.execute
+
+    def late(self, plan):
+        copies, plan.copies = plan.copies, []
+        outcome = execute(self, plan)
+        for copy in copies:
+            self._block(copy.destination)[:] = self._block(copy.source)
+        plan.copies = copies
+        return outcome
+
+    patch.setattr(FingerprintExecutor, "execute", late)
+
+
 MUTATIONS = {
     # ---- the pool
     "allocated_without_a_reference": (BlockPool, "allocate", "self.ref[block] = 1", "pass"),
@@ -125,14 +142,14 @@ MUTATIONS = {
     "one_block_too_few_at_admission": (
         PagedAllocator,
         "_blocks_at_admission",
-        "blocks_for(seq.num_tokens, self.pool.block_size)",
-        "max(1, seq.num_tokens // self.pool.block_size)",
+        "self.pool.allocate(blocks_for(seq.num_tokens, self.pool.block_size))",
+        "self.pool.allocate(max(1, seq.num_tokens // self.pool.block_size))",
     ),
     "one_block_too_many_at_admission": (
         PagedAllocator,
         "_blocks_at_admission",
-        "blocks_for(seq.num_tokens, self.pool.block_size)",
-        "seq.num_tokens // self.pool.block_size + 1",
+        "self.pool.allocate(blocks_for(seq.num_tokens, self.pool.block_size))",
+        "self.pool.allocate(seq.num_tokens // self.pool.block_size + 1)",
     ),
     "growth_comes_one_token_late": (
         PagedAllocator,
@@ -154,26 +171,37 @@ MUTATIONS = {
         "new is None:\n",
         "new is None:\n            self._tokens += 1\n",
     ),
-    "token_sum_is_not_decremented": (Allocator, "release", "self._tokens -= holding.tokens", "pass"),
-    "promised_sum_is_not_decremented": (Allocator, "release", "self._promised -= holding.promised", "pass"),
+    "token_sum_is_not_decremented": (
+        Allocator,
+        "release",
+        "self._tokens -= max(0, holding.tokens - still_held)",
+        "pass",
+    ),
+    "promised_sum_is_not_decremented": (
+        Allocator,
+        "release",
+        "self._promised -= max(0, holding.promised - still_held)",
+        "pass",
+    ),
     "table_sum_is_not_decremented": (Allocator, "release", "self._table_entries -= len(holding.table)", "pass"),
     "usage_counts_the_tail_twice": (
         Allocator,
         "usage",
         "self._promised - self._tokens",
-        "self._table_entries * size - self._tokens",
+        "(self.pool.num_blocks - self.pool.num_free) * size - self._tokens",
     ),
     "usage_calls_reserved_what_is_tail": (
         Allocator,
         "usage",
-        "reserved=self._promised - self._tokens,\n        block_tail=self._table_entries * size - self._promised",
-        "reserved=self._table_entries * size - self._tokens,\n        block_tail=0",
+        "reserved=self._promised - self._tokens,\n"
+        "        block_tail=(self.pool.num_blocks - self.pool.num_free) * size - self._promised",
+        "reserved=(self.pool.num_blocks - self.pool.num_free) * size - self._tokens,\n        block_tail=0",
     ),
     "released_sequence_is_still_held": (
         Allocator,
         "release",
-        "self.holdings.pop(seq_id, None)",
-        "self.holdings.get(seq_id)",
+        "self.holdings.pop(key, None)",
+        "self.holdings.get(key)",
     ),
     "can_admit_forgets_the_watermark": (PagedAllocator, "can_admit", " + keep_free", ""),
     "never_fits_is_off_by_one": (Allocator, "refusal", "need <= self.max_run", "need <= self.max_run + 1"),
@@ -200,19 +228,14 @@ MUTATIONS = {
     ),
     "power_of_two_rounds_down": (PowerOfTwo, "slots", "- 1).bit_length()", ").bit_length() >> 1"),
     # ---- preemption
-    "preempt_loses_a_token": (Recompute, "preempt", "lost,", "seq.output and seq.output.pop()\n    lost,"),
-    "preempt_does_not_reset_computed": (
-        Recompute,
-        "preempt",
-        "lost, seq.computed = seq.computed, 0",
-        "lost = seq.computed",
-    ),
-    "preempt_forgets_to_release": (Recompute, "preempt", "self.allocator.release(seq.id)", "0"),
+    "preempt_loses_a_token": (Recompute, "preempt", "lost =", "seq.output and seq.output.pop()\n    lost ="),
+    "preempt_does_not_reset_computed": (Recompute, "preempt", "part.computed = 0", "pass"),
+    "preempt_forgets_to_release": (Recompute, "preempt", "self.allocator.release(part.key)", "0"),
     "preempt_says_it_lost_nothing": (Recompute, "preempt", ", lost\n", ", 0\n"),
     "earliest_is_the_victim": (LastArrived, "choose", "max(", "min("),
     "smallest_holder_is_the_victim": (MostBlocks, "choose", "max(", "min("),
-    "victim_stays_in_the_batch": (Plan, "drop", "if seq in self.batch", "if False"),
-    "victims_growth_stays_in_the_plan": (Plan, "drop", "if growth.row != seq.row", ""),
+    "victim_stays_in_the_batch": (Plan, "drop", "if part in self.batch", "if False"),
+    "victims_growth_stays_in_the_plan": (Plan, "drop", "if growth.row != part.row", ""),
     "victims_tokens_stay_in_the_total": (
         Plan,
         "drop",
@@ -221,11 +244,11 @@ MUTATIONS = {
     ),
     "victim_is_not_queued_again": (Scheduler, "_preempt", "self.order.push(victim)", "pass"),
     # ---- the scheduler
-    "growth_is_not_told_to_the_executor": (Scheduler, "decode", "if new:", "if False:"),
-    "growth_starts_one_entry_late": (Scheduler, "decode", "len(holding.table) - len(new)", "len(holding.table)"),
-    "released_row_is_not_told": (Scheduler, "_leave", "self._released.append(seq.row)", "pass"),
-    "finish_forgets_to_release": (Scheduler, "_leave", "self.allocator.release(seq.id)", "pass"),
-    "ended_sequence_keeps_its_row": (Scheduler, "_vacate", "self._rows.append(seq.row)", "pass"),
+    "growth_is_not_told_to_the_executor": (Scheduler, "_feed", "if new:", "if False:"),
+    "growth_starts_one_entry_late": (Scheduler, "_feed", "Growth(seq.row, start, new)", "Growth(seq.row, length, new)"),
+    "released_row_is_not_told": (Scheduler, "_leave", "self._released += rows", "pass"),
+    "finish_forgets_to_release": (Scheduler, "_leave", "self.allocator.release(part.key)", "pass"),
+    "ended_sequence_keeps_its_row": (Scheduler, "_vacate", "self._rows += rows", "pass"),
     "row_is_reused_while_in_use": (Scheduler, "admit_next", "self._rows.pop()", "self._rows[-1]"),
     "admission_ignores_the_watermark": (OnDemand, "allows", "0 if pool_is_empty else self.watermark_blocks", "0"),
     "watermark_holds_in_an_empty_pool": (OnDemand, "allows", "0 if pool_is_empty else ", ""),
@@ -243,10 +266,10 @@ MUTATIONS = {
     "only_the_last_preemption_is_recomputed": (
         Scheduler,
         "_preempt",
-        "max(self._high_water.get(victim.id, 0), victim.computed)",
-        "victim.computed",
+        "max(self._high_water.get(part.key, 0), part.computed)",
+        "part.computed",
     ),
-    "aborted_while_preempted_is_remembered": (Scheduler, "abort", "self._high_water.pop(seq.id, None)", "pass"),
+    "aborted_while_preempted_is_remembered": (Scheduler, "abort", "self._high_water.pop(part.key, None)", "pass"),
     "aborted_request_stays_queued": (Order, "remove", "self._heap = [", "_ = ["),
     "removal_breaks_the_order_of_the_queue": (Order, "remove", "heapq.heapify(self._heap)", "self._heap.reverse()"),
     "preempted_goes_to_the_back": (
@@ -260,11 +283,16 @@ MUTATIONS = {
     "max_tokens_is_not_cut": (Scheduler, "submit", "replace(request, max_tokens=room)", "request"),
     "token_is_emitted_twice": (Scheduler, "commit", "seq.output.append(token)", "seq.output += [token, token]"),
     "time_stands_still": (VirtualClock, "advance", "self._now += seconds", "pass"),
-    "unused_slots_are_not_told": (Scheduler, "_leave", "seq.slots_unused = ", "_ = "),
+    "unused_slots_are_not_told": (Scheduler, "_count_unused", "part.slots_unused = ", "_ = "),
     "prompt_longer_than_the_budget_waits_for_ever": (PrefillFirst, "_fits", " or budget == self.max_tokens", ""),
-    "chunk_exceeds_the_budget": (Chunked, "fill", "min(new.to_compute, budget)", "new.to_compute"),
-    "decodes_exceed_the_budget": (PrefillFirst, "fill", "plan.total_tokens == self.max_tokens", "False"),
-    "whole_prompts_exceed_the_budget": (PrefillFirst, "fill", "min(new.to_compute, budget)", "new.to_compute"),
+    "chunk_exceeds_the_budget": (Chunked, "fill", "plan, new, budget", "plan, new, new.to_compute"),
+    "decodes_exceed_the_budget": (
+        PrefillFirst,
+        "fill",
+        "plan.total_tokens + seq.num_feeding > self.max_tokens",
+        "False",
+    ),
+    "whole_prompts_exceed_the_budget": (PrefillFirst, "fill", "plan, new, budget", "plan, new, new.to_compute"),
     "prompts_begun_are_forgotten": (Chunked, "fill", "scheduler.prefilling()", "[]"),
     # ---- the input builder
     "stale_block_table_row": (InputBuilder, "apply", "in plan.grown", "in ()"),
@@ -301,6 +329,135 @@ MUTATIONS = {
         "self.known[rows]] = tokens",
         "self.known[rows] - 1] = tokens",
     ),
+    # ---- forks and copy-on-write
+    "fork_without_references": (PagedAllocator, "fork", "self.pool.retain(source.table)", "pass"),
+    "fork_skips_the_last_reference": (
+        PagedAllocator,
+        "fork",
+        "self.pool.retain(source.table)",
+        "self.pool.retain(source.table[:-1])",
+    ),
+    "fork_shares_the_table_itself": (PagedAllocator, "fork", "list(source.table)", "source.table"),
+    "fork_skips_the_last_block": (PagedAllocator, "fork", "list(source.table)", "source.table[:-1]"),
+    "fork_keeps_what_the_child_held": (PagedAllocator, "fork", "self.release(child)", "self.holdings.pop(child, None)"),
+    "fork_forgets_the_tokens": (PagedAllocator, "fork", "source.promised, source.tokens)", "source.promised)"),
+    "fork_counts_no_entries": (PagedAllocator, "fork", "self._table_entries += len(source.table)", "pass"),
+    "fork_copies_one_block_too_few": (
+        ContiguousAllocator,
+        "fork",
+        "table[:filled], target",
+        "table[: filled - 1], target",
+    ),
+    "fork_copies_the_wrong_way": (
+        ContiguousAllocator,
+        "fork",
+        "zip(source.table[:filled], target.table[:filled], strict=True)",
+        "zip(target.table[:filled], source.table[:filled], strict=True)",
+    ),
+    "no_copy_on_write": (Allocator, "grow", "shared = filled > 0 and", "shared = False and"),
+    "copy_when_the_last_writes": (Allocator, "grow", "self.pool.ref[holding.table[-1]] > 1", "True"),
+    "copy_of_a_full_block": (Allocator, "grow", "filled > 0 and", ""),
+    "copy_keeps_the_old_reference": (
+        Allocator,
+        "grow",
+        "self.pool.release([holding.table.pop()])",
+        "holding.table.pop()",
+    ),
+    "copy_releases_the_old_twice": (
+        Allocator,
+        "grow",
+        "self.pool.release([holding.table.pop()])",
+        "self.pool.release([holding.table[-1]] * 2)\n            holding.table.pop()",
+    ),
+    "copied_tokens_are_not_counted": (Allocator, "grow", "self._tokens += filled", "pass"),
+    "copied_promise_is_not_counted": (Allocator, "grow", "self._promised += filled", "pass"),
+    "copied_entry_is_counted_twice": (Allocator, "grow", "self._table_entries -= 1", "pass"),
+    "copy_takes_no_block_of_its_own": (PagedAllocator, "_blocks_for_growth", " + replaced", ""),
+    "shared_tokens_go_with_the_first_that_leaves": (
+        Allocator,
+        "release",
+        "holding.tokens - still_held",
+        "holding.tokens",
+    ),
+    "shared_promise_goes_with_the_first": (Allocator, "release", "holding.promised - still_held", "holding.promised"),
+    "group_is_let_in_for_its_prompt_alone": (PagedAllocator, "_blocks_to_begin", "if not seq.branches", "if True"),
+    "group_of_runs_is_let_in_for_one": (ContiguousAllocator, "can_admit", ">= len(seq.parts)", ">= 1"),
+    "too_wide_is_let_in": (PagedAllocator, "max_blocks", "request.width * ", ""),
+    "held_by_counts_shared_blocks_twice": (
+        Allocator,
+        "held_by",
+        "len({block for key in keys if key in self.holdings for block in self.holdings[key].table})",
+        "sum(len(self.holdings[key].table) for key in keys if key in self.holdings)",
+    ),
+    "copy_is_not_planned": (Scheduler, "_feed", "if start < length:", "if False:"),
+    "copy_comes_from_the_wrong_block": (
+        Scheduler,
+        "_feed",
+        "Copy(seq.row, last, new[0])",
+        "Copy(seq.row, new[0], last)",
+    ),
+    "copies_of_forks_are_lost": (Scheduler, "_advance", "self._copies += ", "_ = "),
+    "victims_copies_stay_in_the_plan": (Plan, "drop", "if copy.row != part.row", ""),
+    "victims_forks_stay_in_the_plan": (Plan, "drop", "if fork.row != part.row", ""),
+    "forks_of_the_aborted_are_told": (Scheduler, "_leave", "if fork.row not in rows", ""),
+    "fork_is_not_told": (Scheduler, "_advance", "self._forked.append(", "id("),
+    "fork_is_told_the_parents_row": (
+        Scheduler,
+        "_advance",
+        "Fork(branch.row, parent.row",
+        "Fork(parent.row, parent.row",
+    ),
+    "fork_tells_no_table": (
+        Scheduler,
+        "_advance",
+        "table = list(self.allocator.holdings[branch.key].table)",
+        "table = []",
+    ),
+    "fork_goes_on_one_token_late": (Scheduler, "_advance", "branch.output[known:]", "branch.output[known + 1 :]"),
+    "nobody_inherits": (Scheduler, "_bequeath", "if heir is not first", "if False"),
+    "heir_keeps_its_row": (Scheduler, "_bequeath", "first.row, heir.row = heir.row, first.row", "pass"),
+    "heir_gets_nothing": (Scheduler, "_bequeath", "self.allocator.exchange(first.key, heir.key)", "pass"),
+    "branches_sample_while_others_lag": (Scheduler, "prefill", "part.to_compute - 1", "part.to_compute"),
+    "preempted_group_stays_forked": (Scheduler, "_preempt", "victim.forked = False", "pass"),
+    "only_one_branch_is_preempted": (Recompute, "preempt", "in seq.parts)", "in seq.parts[:1])"),
+    "group_gets_one_row": (Scheduler, "admit_next", "len(self._rows) < len(seq.parts)", "not self._rows"),
+    "ended_branch_keeps_its_blocks": (Scheduler, "_advance", "if finished:", "if not trunk.parts:"),
+    "decodes_in_part": (Chunked, "fill", "seq.num_feeding", "1"),
+    "samples_share_a_seed": (SamplingParams, "of_child", "if index == 0", "if True"),
+    "best_of_keeps_the_order": (Samples, "_answer", "-(completion.score or 0.0)", "0"),
+    "worst_of": (Samples, "_answer", "-(completion.score or 0.0)", "(completion.score or 0.0)"),
+    "score_is_not_per_token": (Samples, "_answer", " / len(b.output)", ""),
+    "first_tokens_are_taken_again": (Group, "advance", "self.started and not self.trunk.forked", "False"),
+    "beam_keeps_its_old_text": (BeamSearch, "_move", "branch.output, self._scores", "_, self._scores"),
+    "beam_keeps_its_old_score": (
+        BeamSearch,
+        "_move",
+        "self._scores[branch.index] = output, score",
+        "_ = output, score",
+    ),
+    "every_survivor_moves": (BeamSearch, "_move", "parent if stays else vacant.pop(0)", "(vacant or [parent]).pop(0)"),
+    "beams_rank_the_worst_first": (BeamSearch, "_take", "-candidate[0]", "candidate[0]"),
+    "beams_forget_their_scores": (BeamSearch, "_take", "self._scores[parent.index] + ", ""),
+    "late_candidates_finish": (BeamSearch, "_take", "candidates[:width]", "candidates"),
+    "length_penalty_is_ignored": (BeamSearch, "_finish", "score / length**sampling.length_penalty", "score"),
+    "finished_beams_are_never_replaced": (BeamSearch, "_finish", "key=lambda c: -(c.score or 0.0)", "key=lambda c: 0"),
+    "early_stopping_is_ignored": (BeamSearch, "_may_improve", 'early_stopping == "true"', 'early_stopping == ""'),
+    "never_is_taken_for_false": (BeamSearch, "_may_improve", 'early_stopping == "never"', 'early_stopping == ""'),
+    "beams_never_give_up": (BeamSearch, "_may_improve", "> (self._finished[-1].score or 0.0)", "> -1e9"),
+    # ---- what the executor does of it
+    "copy_comes_after_the_write": copy_after_the_write,
+    "copy_is_not_done": (FingerprintExecutor, "execute", "in plan.copies", "in ()"),
+    "fork_is_not_applied": (InputBuilder, "apply", "in plan.forked", "in ()"),
+    "fork_copies_no_tokens": (InputBuilder, "_fork", "if fork.row != fork.parent", "if False"),
+    "fork_copies_no_table": (InputBuilder, "_fork", "self._write_table(fork.row, 0, fork.block_ids)", "pass"),
+    "fork_counts_its_tokens_as_computed": (InputBuilder, "_fork", "= known, shared", "= known, known"),
+    "trunk_offers_one_token": (
+        FingerprintExecutor,
+        "_choices",
+        "seq.branches or [seq]",
+        "[seq] * len(seq.branches or [seq])",
+    ),
+    "too_few_candidates": (FingerprintExecutor, "_choices", "count = num_candidates(", "count = -1 + num_candidates("),
     "executor_reads_one_slot_too_few": (FingerprintExecutor, "_slots", "np.arange(context)", "np.arange(context - 1)"),
 }
 

@@ -140,14 +140,14 @@ def test_seeds_of_children_do_not_collide_over_many_requests():
 
 
 def at_fork(prompt, **sampling):
-    """(scheduler, trunk) after the prompt, then the plan of the step in which the branches first feed."""
+    """(scheduler, executor) after the step that fed the prompt."""
     scheduler = make_scheduler(32)
     executor = make_executor(scheduler)
-    trunk = scheduler.submit(request(prompt, 8, temperature=1.0, **sampling))
+    scheduler.submit(request(prompt, 8, temperature=1.0, **sampling))
     plan = scheduler.schedule()
     scheduler.commit(plan, executor.execute(plan), 1.0)
     scheduler.audit()
-    return scheduler, executor, trunk
+    return scheduler, executor
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def at_fork(prompt, **sampling):
     [(6, 1, 3, [1, 1, 2]), (8, 0, 4, [1, 1, 2, 2]), (5, 1, 3, [1, 1, 2]), (3, 1, 2, [1, 1])],
 )
 def test_e11_only_a_partial_tail_is_copied_and_only_once(prompt, copies, tables, refs):
-    scheduler, executor, trunk = at_fork(prompt, n=2)
+    scheduler, executor = at_fork(prompt, n=2)
     pool, holdings = scheduler.allocator.pool, scheduler.allocator.holdings
     shared = list(holdings[0].table)
     assert holdings[0].table == holdings[(0, 1)].table
