@@ -103,7 +103,7 @@ class Bench:
 
 
 @pytest.mark.parametrize("name", MODELLED)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(program=events)
 def test_the_victim_is_the_one_that_a_search_over_all_blocks_finds(name, program):
     bench = Bench(name, program)
@@ -196,7 +196,7 @@ class Tree:
 
 
 @pytest.mark.parametrize("name", MODELLED)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(program=events)
 def test_under_leaf_first_the_victim_is_the_policys_own_among_idle_leaves(name, program):
     tree = Tree(name, program)
