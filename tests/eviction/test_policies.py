@@ -76,7 +76,7 @@ def test_what_is_forgotten_comes_back_as_new(name):
 
 
 @pytest.mark.parametrize("trace", traces())
-@pytest.mark.parametrize("name", EVICTIONS)
+@pytest.mark.parametrize("name", list(EVICTIONS))
 def test_no_policy_hits_more_than_the_optimum(name, trace):
     keys = traces()[trace][:1000]
     for capacity in (1, 10, 60):
@@ -198,8 +198,8 @@ CONSTANT = ("lru", "fifo", "random", "clock", "slru", "sieve", "s3fifo", "arc", 
 
 @pytest.mark.parametrize("name", CONSTANT)
 def test_the_steps_of_a_reference_do_not_grow_with_the_cache(name):
-    """Counted in executed lines of Python, which no clock of a busy machine disturbs: at sixteen times the capacity not a
-    tenth more."""
+    """Counted in executed lines of Python, which no busy machine disturbs: at sixteen times the capacity, not a tenth
+    more."""
 
     def lines(capacity):
         keys = [(i * 7919) % (2 * capacity) for i in range(3 * capacity)]

@@ -88,7 +88,7 @@ def test_a_prefix_cache_hits_what_a_list_of_prefixes_hits(requests, capacity):
     assert counts.prefix_hits == counts.block_hits == naive_lru_prefix_hits(requests, capacity)
 
 
-@pytest.mark.parametrize("name", EVICTIONS)
+@pytest.mark.parametrize("name", list(EVICTIONS))
 @settings(max_examples=25)
 @given(requests=trees, capacity=st.integers(1, 7))
 def test_no_policy_exceeds_the_bounds_of_a_prefix_cache(name, requests, capacity):
@@ -100,10 +100,7 @@ def test_no_policy_exceeds_the_bounds_of_a_prefix_cache(name, requests, capacity
     assert counts.prefix_hits <= optimal_hits(references, capacity, may_bypass=True) <= infinite_hits(references)
     assert counts.references == len(references)
     taken_in = counts.references - counts.prefix_hits - counts.uncached
-    assert (
-        taken_in - counts.evictions == min(taken_in, made.num_offered + sum(1 for _ in ()))
-        or taken_in >= counts.evictions
-    )
+    assert 0 <= taken_in - counts.evictions <= capacity  # what is left in the cache
 
 
 @settings(max_examples=60)
