@@ -8,6 +8,8 @@ from importlib import import_module
 COMMANDS = {
     "serve": "serve a workload with a real model or a fake one, measure KV memory and latency; -m sweeps",
     "bench_inputs": "what it costs to build the inputs of a decode step",
+    "profile_step": "where the time of a step goes, part by part, with the settings of serve",
+    "bench_kernels": "attention kernels against attention without pages, and against the read bandwidth",
 }
 
 
