@@ -57,11 +57,10 @@ def replay_job(job: Job, interrupts: Interrupts) -> None:
         interrupts.finish()
         job.folder.mkdir(parents=True, exist_ok=True)
         (job.folder / "summary.json").unlink(missing_ok=True)  # it never stands beside another run's files
-        plots = write_plots(job.folder, study) if study.rows else []
+        if study.rows:
+            write_plots(job.folder, study)
         write_run(job, settings, trace, study)
     show.result(study, settings.leaf_first)
-    if study.rows and not plots:
-        show.say("no plots: matplotlib is not installed (pip install 'pagedlab[plot]')")
     print(f"run folder: {job.folder}")
     interrupts.raise_if_requested()
 

@@ -24,16 +24,17 @@ from pagedlab.kernels import cpu_vectors
 from pagedlab.kernels.cpu_vectors import (
     FAST,
     GROUP,
+    LOWEST,
     TILE,
     copy,
-    float_of_bits,
     floats,
     int32s,
     int64s,
+    power_of_two,
     take,
-    tile_max,
     tile_scores,
     tile_values,
+    tile_weights,
 )  # fmt: skip
 
 ITEM = 4  # int64 numbers an item: sequence, first token, end, row of the output
@@ -42,7 +43,6 @@ SCRATCH = 1024  # bytes a thread
 CHUNK = 64  # tokens that a thread writes at a time
 
 _VECTORS = int.from_bytes(hashlib.sha256(Path(cpu_vectors.__file__).read_bytes()).digest()[:4], "big")
-_LOWEST = np.float32(-1e30)  # below every score, and the difference of two of them is finite
 _options: dict[str, Any] = {"error_model": "numpy", "fastmath": set(FAST)}
 
 
@@ -53,41 +53,6 @@ def _body(function: Callable[..., None]) -> Any:
         return cfunc("void(CPointer(int64))", cache=True, **_options)(function)
     except RuntimeError:  # "no locator available"
         return cfunc("void(CPointer(int64))", **_options)(function)
-
-
-@njit(**_options, inline="always")
-def _exp2(x: Any) -> Any:
-    """2 ** x in fp32 for x <= 0, relative error below 2e-7: a polynomial vectorises where a library call does not."""
-    x = max(x, np.float32(-126))
-    whole = np.floor(x + np.float32(0.5))
-    rest = x - whole
-    power = np.float32(1.535336188319500e-4)
-    power = power * rest + np.float32(1.339887440266574e-3)
-    power = power * rest + np.float32(9.618437357674640e-3)
-    power = power * rest + np.float32(5.550332471162809e-2)
-    power = power * rest + np.float32(2.402264791363012e-1)
-    power = power * rest + np.float32(6.931472028550421e-1)
-    power = power * rest + np.float32(1)
-    return power * float_of_bits((np.int32(whole) + np.int32(127)) << np.int32(23))
-
-
-@njit(**_options)
-def _softmax(scores: Any, count: Any, maxima: Any, sums: Any, decays: Any, head: Any, g: Any) -> None:
-    """Weights in place of the scores of one head of a tile; what came before is to be multiplied by its decay."""
-    tile = carray(floats(scores + g * TILE * 4), TILE)
-    decay = carray(floats(decays), GROUP)
-    for t in range(count, TILE):
-        tile[t] = _LOWEST
-    before = maxima[head]
-    largest = max(before, tile_max(scores + g * TILE * 4))
-    total = np.float32(0)
-    for t in range(TILE):
-        weight = _exp2(tile[t] - largest)
-        tile[t] = weight
-        total += weight
-    decay[g] = _exp2(before - largest)
-    sums[head] = sums[head] * decay[g] + total
-    maxima[head] = largest
 
 
 @njit(**_options)
@@ -127,10 +92,10 @@ def decode_body(bits: int) -> Any:
                 break
             sequence, begin, end, row = items[taken]
             table = carray(int32s(f[7] + sequence * f[8] * 4), f[8])
-            maxima = carray(floats(f[10] + row * heads * 4), heads)
-            sums = carray(floats(f[11] + row * heads * 4), heads)
+            highest, added = f[10] + row * heads * 4, f[11] + row * heads * 4
+            maxima, sums = carray(floats(highest), heads), carray(floats(added), heads)
             result = carray(floats(f[9] + row * row_bytes), (heads, dim))
-            maxima[:] = _LOWEST
+            maxima[:] = np.float32(LOWEST)
             sums[:] = 0
             result[:] = 0
             count = _find_rows(rows, table, begin, end, block_size, stride)
@@ -144,8 +109,7 @@ def decode_body(bits: int) -> Any:
                         query = f[4] + sequence * row_bytes + head * dim * 4
                         total = f[9] + row * row_bytes + head * dim * 4
                         tile_scores(bits, share, query, k_cache, rows, column, count, dim, scores, next_rows)
-                        for g in range(share):
-                            _softmax(scores, count, maxima, sums, decay, head + g, g)
+                        tile_weights(share, scores, count, highest + 4 * head, added + 4 * head, decay)
                         tile_values(bits, share, scores, v_cache, rows, column, count, dim, decay, total, next_rows)
                 rows, next_rows, count = next_rows, rows, next_count
             for head in range(heads):
@@ -174,7 +138,7 @@ def merge_body() -> Any:
                 total = np.float32(0)
                 whole[head] = 0
                 for i in range(count):
-                    weight = sums[i, head] * _exp2(maxima[i, head] - largest)
+                    weight = sums[i, head] * power_of_two(maxima[i, head] - largest)
                     total += weight
                     for d in range(dim):
                         whole[head, d] += weight * pieces[i, head, d]

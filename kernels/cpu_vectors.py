@@ -4,8 +4,9 @@ Left to itself LLVM's vectoriser reloads and reconverts keys and values for ever
 cannot know that what is written is not what is read. numba has no bf16 either: it is the upper half of an fp32.
 
 While one tile is computed, the next one is prefetched through the block table, token by token: the hardware's
-prefetcher stops at the end of a page of memory and cannot know which comes next. Into the second-level cache: in the
-first (32 KiB) the next tile pushes out the one in hand, which costs twice the time that it saves.
+prefetcher stops at the end of a page of memory and cannot know which comes next. Into the second-level cache: asked
+into the first, the same decode took up to twice as long where this was measured (Zen 4). Measured there as well, and
+slower for fp32: asking in the order of memory, from several pages in turn, or for twice as many tokens at once.
 
 Addresses and element offsets are int64.
 """
@@ -13,9 +14,11 @@ Addresses and element offsets are int64.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any
 
 import llvmlite.binding as llvm
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -27,6 +30,9 @@ GROUP = 4  # query heads that share one pass over a tile; more take another pass
 _LANES = 16 if llvm.get_host_cpu_features().get("avx512f") else 8
 _CHUNKS = 4  # vectors of columns accumulated in registers at once, for each query head of a pass
 _LINE = 64
+LOWEST = -1e30  # below every score, and the difference of two of them is finite
+# 2 ** x from -1/2 to 1/2, the highest power first.
+_POLYNOMIAL = (1.5353362e-4, 1.3398874e-3, 9.6184374e-3, 5.5503325e-2, 2.4022648e-1, 6.9314720e-1, 1.0)
 FAST = ("reassoc", "contract", "nsz", "arcp")  # not nnan, ninf: a model's own NaN stays one
 
 _i8, _i16, _i32, _i64, _f32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -70,7 +76,7 @@ def _variable(builder: ir.IRBuilder, value: Any) -> Any:
 
 
 def _splat(builder: ir.IRBuilder, number: Any, lanes: int) -> Any:
-    nothing = ir.Constant(ir.VectorType(_f32, lanes), ir.Undefined)
+    nothing = ir.Constant(ir.VectorType(number.type, lanes), ir.Undefined)
     first = builder.insert_element(nothing, number, _i32(0))
     return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_i32, lanes), [0] * lanes))
 
@@ -82,8 +88,59 @@ def _reduce(builder: ir.IRBuilder, operation: str, vector: Any, *start: Any) -> 
     return builder.call(reduce, [*start, vector], fastmath=FAST)
 
 
+def _larger(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def _sum(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
+    return builder.fadd(a, b, flags=FAST)
+
+
+def _fold(builder: ir.IRBuilder, operation: Any, vectors: list[Any], lanes: int) -> Any:
+    """Lanes folded by `lanes` neighbours (a power of two), the vectors packed into one: those of vectors[0] first."""
+    count = vectors[0].type.count
+    pick = [ir.Constant(ir.VectorType(_i32, count), [2 * i + odd for i in range(count)]) for odd in (0, 1)]
+    vectors = vectors + vectors[:1] * (-len(vectors) % (1 << (len(vectors) - 1).bit_length()))
+    while lanes > 1:
+        seconds = vectors[1::2] or vectors
+        vectors = [
+            operation(builder, *(builder.shuffle_vector(a, b, lane) for lane in pick))
+            for a, b in zip(vectors[::2], seconds, strict=True)
+        ]
+        lanes //= 2
+    return vectors[0]
+
+
 def _multiply_add(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
     return builder.fadd(builder.fmul(a, b, flags=FAST), c, flags=FAST)
+
+
+def _first(builder: ir.IRBuilder, vector: Any, lanes: int) -> Any:
+    return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(_i32, lanes), list(range(lanes))))
+
+
+def _power_of_two(builder: ir.IRBuilder, x: Any) -> Any:
+    """2 ** x in fp32 for x <= 0, lane by lane, relative error below 2e-7: a library call is not to be had for vectors.
+
+    The whole part goes into the exponent's bits, the rest, -1/2 to 1/2, into a polynomial."""
+    lanes = x.type.count
+
+    def number(value: float) -> Any:
+        return ir.Constant(ir.VectorType(_f32, lanes), [float(np.float32(value))] * lanes)
+
+    lowest = number(-126)
+    x = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)
+    kind = ir.FunctionType(x.type, [x.type])
+    floor = cgutils.get_or_insert_function(builder.module, kind, f"llvm.floor.v{lanes}f32")
+    whole = builder.call(floor, [builder.fadd(x, number(0.5))])
+    rest = builder.fsub(x, whole)
+    power = number(_POLYNOMIAL[0])
+    for factor in _POLYNOMIAL[1:]:
+        power = _multiply_add(builder, power, rest, number(factor))
+    wide = ir.VectorType(_i32, lanes)
+    exponent = builder.add(builder.fptosi(whole, wide), ir.Constant(wide, [127] * lanes))
+    scale = builder.bitcast(builder.shl(exponent, ir.Constant(wide, [23] * lanes)), x.type)
+    return builder.fmul(power, scale)
 
 
 def _prefetch(builder: ir.IRBuilder, address: Any, at: Any, dim: Any, bits: int) -> None:
@@ -150,6 +207,53 @@ def tile_scores(
         return context.get_dummy_value()
 
     return types.void(bits, *[types.int64] * 9), generate
+
+
+@intrinsic
+def tile_weights(typing: Any, group: Any, scores: Any, count: Any, maxima: Any, sums: Any, decay: Any) -> Any:
+    """The online softmax: scores[g, t] become weights, 0 from t = count on. maxima and sums fp32 [group] go on; what
+    was summed before is to be multiplied by decay[g] (fp32 [group])."""
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        group, scores, count, maxima, sums, decay = args
+        numbers = ir.VectorType(_i64, _LANES)
+        end = _splat(builder, count, _LANES)
+        lowest = ir.Constant(ir.VectorType(_f32, _LANES), [LOWEST] * _LANES)
+        inside = [
+            builder.icmp_signed("<", ir.Constant(numbers, [t + i for i in range(_LANES)]), end)
+            for t in range(0, TILE, _LANES)
+        ]
+
+        def emit(heads: int) -> None:
+            places = [[_i64(g * TILE + t) for t in range(0, TILE, _LANES)] for g in range(heads)]
+            tiles = [
+                [
+                    builder.select(known, _read(builder, scores, place, 32, _LANES), lowest)
+                    for known, place in zip(inside, row, strict=True)
+                ]
+                for row in places
+            ]
+            largest = [reduce(partial(_larger, builder), tile) for tile in tiles]
+            before = _read(builder, maxima, _i64(0), 32, heads)
+            now = _larger(builder, before, _first(builder, _fold(builder, _larger, largest, _LANES), heads))
+            shrink = _power_of_two(builder, builder.fsub(before, now))
+            totals = []
+            for g, (tile, row) in enumerate(zip(tiles, places, strict=True)):
+                top = _splat(builder, builder.extract_element(now, _i32(g)), _LANES)
+                weights = [_power_of_two(builder, builder.fsub(vector, top)) for vector in tile]
+                for weight, place in zip(weights, row, strict=True):
+                    _write(builder, weight, scores, place)
+                totals.append(reduce(partial(_sum, builder), weights))
+            total = _first(builder, _fold(builder, _sum, totals, _LANES), heads)
+            sums_before = _read(builder, sums, _i64(0), 32, heads)
+            _write(builder, _multiply_add(builder, sums_before, shrink, total), sums, _i64(0))
+            _write(builder, now, maxima, _i64(0))
+            _write(builder, shrink, decay, _i64(0))
+
+        _for_each_group(builder, group, emit)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 6), generate
 
 
 @intrinsic(prefer_literal=True)
@@ -248,15 +352,10 @@ def copy(typing: Any, target: Any, source: Any, size: Any) -> Any:
 
 
 @intrinsic
-def float_of_bits(typing: Any, bits: Any) -> Any:
-    return types.float32(types.int32), lambda context, builder, sig, args: builder.bitcast(args[0], _f32)
-
-
-@intrinsic
-def tile_max(typing: Any, scores: Any) -> Any:
-    """The largest of TILE fp32 at this address."""
+def power_of_two(typing: Any, x: Any) -> Any:
+    """2 ** x in fp32 for x <= 0."""
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
-        return _reduce(builder, "fmax", _read(builder, args[0], _i64(0), 32, TILE))
+        return builder.extract_element(_power_of_two(builder, _splat(builder, args[0], 1)), _i32(0))
 
-    return types.float32(types.int64), generate
+    return types.float32(types.float32), generate

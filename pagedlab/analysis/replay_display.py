@@ -37,7 +37,9 @@ class ReplayDisplay:
         )
         if not self._progress:
             return lambda what, done: None
-        self._bar = Progress(BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=self._err)
+        self._bar = Progress(
+            BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=self._err, transient=True
+        )
         self._bar.start()
         task = self._bar.add_task("", total=runs * len(trace.requests))
         begun, shown = list[str](), 0.0
@@ -61,9 +63,6 @@ class ReplayDisplay:
     def result(self, study: Study, leaf_first: bool) -> None:
         self._out.print(hit_table(study, leaf_first))
         self._out.print(verdict(study), highlight=False, soft_wrap=True, markup=False)
-
-    def say(self, line: str) -> None:
-        self._out.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def hit_table(study: Study, leaf_first: bool) -> Table:

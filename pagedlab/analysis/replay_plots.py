@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
 
 from pagedlab.recorder.folder import write_atomic
 from pagedlab.replay.study import Study
@@ -11,39 +13,28 @@ from pagedlab.replay.study import Study
 _MANY_COLOURS = "tab20"
 
 
-def write_plots(folder: Path, study: Study) -> list[Path]:
-    """Write them; returns the files. None are written, and the list is empty, where matplotlib is not installed."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        return []
-    mpl.use("Agg")
+def write_plots(folder: Path, study: Study) -> None:
+    """miss_ratio and hit_ratio in `folder`, of a study with at least one row."""
     # The same study gives the same bytes: ids in an svg are derived from this, and no date is written.
     with mpl.rc_context({"svg.hashsalt": "pagedlab", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}):
-        return [*_save(folder / "miss_ratio", _curves(study)), *_save(folder / "hit_ratio", _heat_map(study))]
+        _save(folder / "miss_ratio", _curves(study))
+        _save(folder / "hit_ratio", _heat_map(study))
 
 
-def _save(stem: Path, figure: Any) -> list[Path]:
-    written = []
+def _save(stem: Path, figure: Figure) -> None:
     for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
-        target = stem.with_suffix(f".{kind}")
 
         def save(path: Path, kind: str = kind, metadata: dict[str, None] = metadata) -> None:
             figure.savefig(path, format=kind, metadata=metadata, dpi=150, bbox_inches="tight")
 
-        write_atomic(target, save)
-        written.append(target)
-    return written
+        write_atomic(stem.with_suffix(f".{kind}"), save)
 
 
 def _policies(study: Study) -> list[str]:
     return list(dict.fromkeys(row["policy"] for row in study.rows))
 
 
-def _curves(study: Study) -> Any:
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
+def _curves(study: Study) -> Figure:
     figure = Figure(figsize=(7, 4.2))
     axes = figure.add_subplot()
     colours = mpl.color_sequences[_MANY_COLOURS]
@@ -60,9 +51,7 @@ def _curves(study: Study) -> Any:
     return figure
 
 
-def _heat_map(study: Study) -> Any:
-    from matplotlib.figure import Figure
-
+def _heat_map(study: Study) -> Figure:
     policies, capacities = _policies(study), list(study.optimal)
     ratios = {(row["policy"], row["capacity_blocks"]): row["hit_ratio"] for row in study.rows}
     names = [*policies, "belady, the optimum"]

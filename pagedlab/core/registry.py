@@ -27,7 +27,8 @@ class Registry(Generic[T]):
         """Class decorator: make the class the option `name`. A name can be taken once."""
 
         def add(option: T) -> T:
-            if name in self._options:
+            own = name in self._names and getattr(option, "__module__", None) == f"{self._package}.{name}"
+            if name in self._options or (name in self._names and not own):
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
             self._options[name] = option
             return option

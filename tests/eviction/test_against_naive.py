@@ -25,7 +25,7 @@ def pair(name, capacity=CAPACITY):
 RETENTIONS = [Retention(), Retention(), Retention(10), Retention(80), Retention(80, 2.0), Retention(35, 0.0)]
 events = st.lists(
     st.tuples(
-        st.sampled_from("aaaaaabbwoofrxt"),  # how often each event comes
+        st.sampled_from("aaaaaabbbbbooowwfrt"),  # how often each event comes
         st.integers(0, KEYS - 1),
         st.sampled_from(RETENTIONS),
     ),
@@ -38,8 +38,9 @@ class Bench:
     """A flat cache that tells policy and model the same events and compares whom they evict. Keys are offered and
     withdrawn at random, as users come and go."""
 
-    def __init__(self, name, program):
-        self.policy, self.model = pair(name)
+    def __init__(self, name, program, capacity=CAPACITY):
+        self.capacity = capacity
+        self.policy, self.model = pair(name, capacity)
         self.cached, self.offered = set(), set()
         asked = [key for event, key, _ in program if event == "a"]
         if self.policy.needs_future:
@@ -55,7 +56,7 @@ class Bench:
             self.tell("hit", key, retention)
             return
         self.tell("miss", key)
-        if len(self.cached) == CAPACITY and not self.evict():
+        if len(self.cached) == self.capacity and not self.evict():
             return  # everything is in use: the reference is served without being cached
         self.tell("insert", key, Entry(None, key % 4, TOKENS), retention)
         self.cached.add(key)
@@ -102,7 +103,7 @@ class Bench:
 
 
 @pytest.mark.parametrize("name", MODELLED)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(program=events)
 def test_the_victim_is_the_one_that_a_search_over_all_blocks_finds(name, program):
     bench = Bench(name, program)
@@ -120,8 +121,9 @@ def path(node):
 class Tree:
     """A prefix cache in little: sequences take paths of a tree, share what they share, and let go of it again."""
 
-    def __init__(self, name, program):
-        inner, self.model = pair(name)
+    def __init__(self, name, program, capacity=CAPACITY):
+        self.capacity = capacity
+        inner, self.model = pair(name, capacity)
         self.policy = LeafFirst(inner)
         self.cached, self.users, self.running = set(), {}, []
         if inner.needs_future:
@@ -151,7 +153,7 @@ class Tree:
         for block in missing:
             self.tell("miss", block)
         for block in missing:
-            if len(self.cached) == CAPACITY and not self.evict():
+            if len(self.cached) == self.capacity and not self.evict():
                 break
             depth = blocks.index(block)
             self.tell("insert", block, Entry(blocks[depth - 1] if depth else None, depth, TOKENS), retention)
@@ -194,7 +196,7 @@ class Tree:
 
 
 @pytest.mark.parametrize("name", MODELLED)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(program=events)
 def test_under_leaf_first_the_victim_is_the_policys_own_among_idle_leaves(name, program):
     tree = Tree(name, program)
