@@ -4,8 +4,9 @@ Left to itself LLVM's vectoriser reloads and reconverts keys and values for ever
 cannot know that what is written is not what is read. numba has no bf16 either: it is the upper half of an fp32.
 
 While one tile is computed, the next one is prefetched through the block table, token by token: the hardware's
-prefetcher stops at the end of a page of memory and cannot know which comes next. Into the second-level cache: in the
-first (32 KiB) the next tile pushes out the one in hand, which costs twice the time that it saves.
+prefetcher stops at the end of a page of memory and cannot know which comes next. Into the second-level cache: measured
+on a Xeon with AVX-512 (one thread, 32 sequences of 2048 tokens, 9 query and 3 key-value heads of 64), a decode that
+prefetches into the first-level cache takes 2.0 times as long in fp32, 1.6 times in bf16.
 
 Addresses and element offsets are int64.
 """

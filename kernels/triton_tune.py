@@ -11,19 +11,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from pagedlab.core.errors import ConfigError
 from pagedlab.kernels import triton_configs as configs
-from pagedlab.kernels.base import PagedBatch
 from pagedlab.kernels.triton import TritonKernel
+from pagedlab.kernels.uniform import Uniform, uniform
 
 _PAGE = 16  # the block size to tune for: the usual one, and the one that asks most of the loads
 _KV_HEADS, _GROUP = 8, 4
-
-_Problem: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedBatch]
 
 
 def tune(only: tuple[tuple[int, int], ...] | None = None) -> configs.Tuning:
@@ -44,8 +42,8 @@ def tune(only: tuple[tuple[int, int], ...] | None = None) -> configs.Tuning:
     return configs.Tuning(per_sm, decode, prefill)
 
 
-# (decodes, prefills, context, queries of each prefill): a full batch, a lone long sequence, a chunk behind a prefix.
-_SHAPES = ((128, 0, 4096, 1), (1, 0, 65536, 1), (0, 4, 4096, 2048))
+# (sequences, context, queries of each): a full batch, a lone long sequence, chunks behind a prefix.
+_SHAPES = ((128, 4096, 1), (1, 65536, 1), (4, 4096, 2048))
 
 
 def _decodes() -> Iterator[configs.Launch]:
@@ -58,37 +56,17 @@ def _prefills() -> Iterator[configs.Launch]:
         yield configs.Launch(tile, warps, stages, rows)
 
 
-def _problem(dtype: torch.dtype, head_dim: int, decodes: int, prefills: int, context: int, queries: int) -> _Problem:
-    """query, k_cache, v_cache, batch: all sequences of one length, their blocks in random order."""
-    device = torch.device("cuda")
-    sequences, blocks = decodes + prefills, -(-context // _PAGE)
-    starts = [s * queries for s in range(sequences + 1)]
-    shape = (sequences * blocks, _PAGE, _KV_HEADS, head_dim)
-    batch = PagedBatch(
-        slot_mapping=torch.full((starts[-1],), -1, dtype=torch.int64, device=device),
-        block_tables=torch.randperm(sequences * blocks, device=device).int().view(sequences, blocks),
-        context_lens=torch.full((sequences,), context, dtype=torch.int64, device=device),
-        query_start=torch.tensor(starts, device=device),
-        num_decodes=decodes,
-        starts=starts,
-        contexts=[context] * sequences,
-    )
-    query = torch.randn(starts[-1], _KV_HEADS * _GROUP, head_dim, device=device).to(dtype)
-    return query, torch.randn(shape, device=device, dtype=dtype), torch.randn(shape, device=device, dtype=dtype), batch
+def _problem(dtype: torch.dtype, head_dim: int, sequences: int, context: int, queries: int) -> Uniform:
+    heads = _KV_HEADS * _GROUP, _KV_HEADS
+    return uniform(sequences, context, queries, heads, head_dim, _PAGE, dtype, "cuda")
 
 
-def _time(problem: _Problem, programs_per_sm: int, launch: configs.Launch) -> float:
+def _time(problem: Uniform, programs_per_sm: int, launch: configs.Launch) -> float:
     """Milliseconds of one call, the median of some 50 ms of them."""
-    query, k_cache, v_cache, batch = problem
-    table = {configs.size_class(query.element_size(), query.shape[2]): launch}
-    kernel = TritonKernel(configs.Tuning(programs_per_sm, table, table))
-    call = kernel.decode if batch.num_decodes else kernel.prefill
+    table = {configs.size_class(problem.query.element_size(), problem.query.shape[2]): launch}
+    call = problem.attend(TritonKernel(configs.Tuning(programs_per_sm, table, table)))
     do_bench: Callable[..., Any] = import_module("triton.testing").do_bench
-    return float(
-        do_bench(
-            lambda: call(query, k_cache, v_cache, batch, query.shape[-1] ** -0.5), warmup=10, rep=50, quantiles=(0.5,)
-        )
-    )
+    return float(do_bench(call, warmup=10, rep=50, quantiles=(0.5,)))
 
 
 def _fastest(candidates: Any, time: Callable[[Any], float]) -> Any:

@@ -8,6 +8,7 @@ from importlib import import_module
 COMMANDS = {
     "serve": "serve a workload with a real model or a fake one, measure KV memory and latency; -m sweeps",
     "bench_inputs": "what it costs to build the inputs of a decode step",
+    "device_check": "on a GPU: are the kernels right on it, and how fast are they",
 }
 
 
@@ -22,3 +23,7 @@ def main() -> int:
         return 0
     print(f"error: {sys.argv[1]}: no such command, expected one of {', '.join(COMMANDS)}", file=sys.stderr)
     return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
