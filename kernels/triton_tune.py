@@ -1,7 +1,10 @@
-"""`python -m pagedlab.kernels.triton_tune`: the fastest launch configurations of the GPU at hand, into tuned/.
+"""`python -m pagedlab.kernels.triton_tune [16/64 ...]`: the fastest launch configurations of the GPU here, into tuned/.
 
 Every candidate is timed as it will run, through the kernel class, on caches larger than the last-level cache. One that
-does not compile or asks for too much shared memory is passed over. Some minutes; nothing else should use the GPU.
+does not compile or asks for too much shared memory is passed over. A size class is some hundred compilations of seconds
+each; its winners are written as soon as they are known. Nothing else should use the GPU meanwhile.
+
+Never run on a GPU so far: the tests drive it with a clock of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,11 +28,13 @@ _PAGE = 16  # the block size to tune for: the usual one, and the one that asks m
 _KV_HEADS, _GROUP = 8, 4
 
 
-def tune(only: tuple[tuple[int, int], ...] | None = None) -> configs.Tuning:
-    """The fastest Launch of each size class (those of `only`, else all), starting from what is known of this GPU."""
+def tune(only: tuple[tuple[int, int], ...] = ()) -> Path:
+    """The fastest Launch of each size class (those of `only`, else all), starting from what is known of this GPU, in
+    its file."""
     if not torch.cuda.is_available():
         raise ConfigError("triton_tune: this torch sees no CUDA device, expected the one to tune for")
-    known = configs.load(torch.cuda.get_device_name())
+    gpu = torch.cuda.get_device_name()
+    known = configs.load(gpu)
     decode, prefill = dict(known.decode), dict(known.prefill)
     per_sm = known.programs_per_sm
     for bits, size in only or tuple(known.decode):
@@ -39,7 +45,9 @@ def tune(only: tuple[tuple[int, int], ...] | None = None) -> configs.Tuning:
         prefill[bits, size] = _fastest(_prefills(), partial(_time, prompts, per_sm))
         if (bits, size) == (16, 128):
             per_sm = _fastest((1, 2, 3, 4, 6), partial(_time, alone, launch=decode[bits, size]))
-    return configs.Tuning(per_sm, decode, prefill)
+        configs.save(gpu, configs.Tuning(per_sm, decode, prefill))
+        del batch, alone, prompts  # before the next ones are made: gigabytes each
+    return configs.file_of(gpu)
 
 
 # (sequences, context, queries of each): a full batch, a lone long sequence, chunks behind a prefix.
@@ -80,6 +88,10 @@ def _fastest(candidates: Any, time: Callable[[Any], float]) -> Any:
             taken = time(candidate)
         except impossible:
             continue
+        except RuntimeError as error:
+            if "PassManager" not in str(error):  # all that Triton says where a pass of its compiler fails
+                raise
+            continue
         if taken < least:
             best, least = candidate, taken
     if best is None:
@@ -89,9 +101,16 @@ def _fastest(candidates: Any, time: Callable[[Any], float]) -> Any:
 
 
 def main() -> int:
-    """Arguments: size classes such as 16/64, else all. Prints the file written."""
-    only = tuple((int(bits), int(size)) for bits, size in (word.split("/") for word in sys.argv[1:]))
-    print(configs.save(torch.cuda.get_device_name(), tune(only or None)))
+    """Arguments: size classes such as 16/64 (bits of the dtype, head size), else all. Prints the file written."""
+    known = {f"{bits}/{size}": (bits, size) for bits, size in configs.load("any").decode}
+    try:
+        for word in sys.argv[1:]:
+            if word not in known:
+                raise ConfigError(f"triton_tune: {word} is no size class, expected some of {', '.join(known)}")
+        print(tune(tuple(known[word] for word in sys.argv[1:])))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
