@@ -83,8 +83,10 @@ class Kernel(ABC):
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         slot_mapping: torch.Tensor,  # int64 [T]; -1 writes nothing
+        scratch: dict[Any, Any] | None = None,
     ) -> None:
-        """Put the new tokens' keys and values into their slots."""
+        """Put the new tokens' keys and values into their slots. scratch: of the step's batch, whose slot_mapping this
+        is; without it what a variant derives of the slots is derived anew in every call."""
 
     @abstractmethod
     def decode(

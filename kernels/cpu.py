@@ -55,6 +55,7 @@ class CpuKernel(Kernel):
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
+        scratch: dict[Any, Any] | None = None,
     ) -> None:
         tokens = key.shape[0]
         key, value = key.contiguous(), value.contiguous()

@@ -4,9 +4,10 @@ Left to itself LLVM's vectoriser reloads and reconverts keys and values for ever
 cannot know that what is written is not what is read. numba has no bf16 either: it is the upper half of an fp32.
 
 While one tile is computed, the next one is prefetched through the block table, token by token: the hardware's
-prefetcher stops at the end of a page of memory and cannot know which comes next. Into the second-level cache: asked
-into the first, the same decode took up to twice as long where this was measured (Zen 4). Measured there as well, and
-slower for fp32: asking in the order of memory, from several pages in turn, or for twice as many tokens at once.
+prefetcher stops at the end of a page of memory and cannot know which comes next. Into the second-level cache: a decode
+that prefetches into the first takes 2.0 times as long in fp32, 1.6 times in bf16 (AVX-512, 32 sequences of 2048
+tokens, 9 query and 3 key-value heads of 64). Slower for fp32 as well: asking in the order of memory, from several
+pages in turn, or for twice as many tokens at once.
 
 Addresses and element offsets are int64.
 """

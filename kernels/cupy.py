@@ -85,6 +85,7 @@ class CupyKernel(Kernel):
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
+        scratch: dict[Any, Any] | None = None,
     ) -> None:
         tokens = slot_mapping.shape[0]
         if tokens == 0:

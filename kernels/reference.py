@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ class ReferenceKernel(Kernel):
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
+        scratch: dict[Any, Any] | None = None,
     ) -> None:
         block_size = k_cache.shape[1]
         for t, slot in enumerate(slot_mapping.tolist()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -24,6 +25,16 @@ class _Bucket:
     stale: tuple[torch.Tensor, torch.Tensor]
 
 
+@dataclass(slots=True)
+class _Chunk:
+    """A prefill. mask: bool [queries, context], None for a whole prompt whose every token sees all before it."""
+
+    rows: slice  # of the prefills' queries
+    context: int
+    table: torch.Tensor  # int64 [M]
+    mask: torch.Tensor | None
+
+
 @KERNELS.register("torch")
 class TorchKernel(Kernel):
     name = "torch"
@@ -37,12 +48,16 @@ class TorchKernel(Kernel):
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
+        scratch: dict[Any, Any] | None = None,
     ) -> None:
-        kept = slot_mapping >= 0
-        if not bool(kept.all()):
-            key, value, slot_mapping = key[kept], value[kept], slot_mapping[kept]
-        k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, slot_mapping, key)
-        v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, slot_mapping, value)
+        scratch = {} if scratch is None else scratch
+        if "written" not in scratch:
+            scratch["written"] = _written(slot_mapping)
+        rows, slots = scratch["written"]
+        if rows is not None:
+            key, value = key[rows], value[rows]
+        k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, slots, key)
+        v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, slots, value)
 
     def decode(
         self,
@@ -77,19 +92,22 @@ class TorchKernel(Kernel):
         scale: float,
         window: int | None = None,
     ) -> torch.Tensor:
-        block_size = k_cache.shape[1]
-        first = batch.starts[batch.num_decodes]
         out = torch.empty_like(query)
-        for s in range(batch.num_decodes, len(batch.contexts)):
-            begin, end, context = batch.starts[s] - first, batch.starts[s + 1] - first, batch.contexts[s]
-            table = batch.block_tables[s, : -(-context // block_size)].long()
-            k = k_cache[table].flatten(0, 1)[:context].transpose(0, 1)
-            v = v_cache[table].flatten(0, 1)[:context].transpose(0, 1)
-            q = query[begin:end].transpose(0, 1)
-            whole = end - begin == context and window is None
-            mask = None if whole else _causal_mask(end - begin, context, window, query.device)
-            out[begin:end] = scaled_dot_product_attention(
-                q[None], k[None], v[None], attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=True
+        key = ("prefill", window)
+        if key not in batch.scratch:
+            batch.scratch[key] = _chunks(batch, k_cache.shape[1], window)
+        for chunk in batch.scratch[key]:
+            k = k_cache[chunk.table].flatten(0, 1)[: chunk.context].transpose(0, 1)
+            v = v_cache[chunk.table].flatten(0, 1)[: chunk.context].transpose(0, 1)
+            q = query[chunk.rows].transpose(0, 1)
+            out[chunk.rows] = scaled_dot_product_attention(
+                q[None],
+                k[None],
+                v[None],
+                attn_mask=chunk.mask,
+                is_causal=chunk.mask is None,
+                scale=scale,
+                enable_gqa=True,
             )[0].transpose(0, 1)
         return out
 
@@ -105,6 +123,25 @@ class TorchKernel(Kernel):
         for source, destination in zip(sources, destinations, strict=True):
             blocks = source[pairs[:, 0].to(source.device)]
             destination[pairs[:, 1].to(destination.device)] = blocks.to(destination.device)
+
+
+def _written(slot_mapping: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Rows that have a slot (None: all have one) and their slots. On a GPU the host waits here: once a step then."""
+    rows = torch.nonzero(slot_mapping >= 0)[:, 0]
+    return (None, slot_mapping) if len(rows) == len(slot_mapping) else (rows, slot_mapping[rows])
+
+
+def _chunks(batch: PagedBatch, block_size: int, window: int | None) -> list[_Chunk]:
+    chunks = []
+    first = batch.starts[batch.num_decodes]
+    for s in range(batch.num_decodes, len(batch.contexts)):
+        rows, context = slice(batch.starts[s] - first, batch.starts[s + 1] - first), batch.contexts[s]
+        table = batch.block_tables[s, : -(-context // block_size)].long()
+        queries = rows.stop - rows.start
+        whole = queries == context and window is None
+        mask = None if whole else _causal_mask(queries, context, window, table.device)
+        chunks.append(_Chunk(rows, context, table, mask))
+    return chunks
 
 
 def _causal_mask(queries: int, context: int, window: int | None, device: torch.device) -> torch.Tensor:

@@ -63,6 +63,7 @@ class TritonKernel(Kernel):
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
+        scratch: dict[Any, Any] | None = None,
     ) -> None:
         _same_layout(k_cache, v_cache)
         with _on(k_cache):

@@ -1,7 +1,10 @@
-"""`python -m pagedlab.kernels.triton_tune`: the fastest launch configurations of the GPU at hand, into tuned/.
+"""`python -m pagedlab.kernels.triton_tune [16/64 ...]`: the fastest launch configurations of the GPU here, into tuned/.
 
 Every candidate is timed as it will run, through the kernel class, on caches larger than the last-level cache. One that
-does not compile or asks for too much shared memory is passed over. Some minutes; nothing else should use the GPU.
+does not compile or asks for too much shared memory is passed over. A size class is some hundred compilations of seconds
+each; its winners are written as soon as they are known. Nothing else should use the GPU meanwhile.
+
+Never run on a GPU so far: the tests drive it with a clock of their own.
 """
 
 from __future__ import annotations
@@ -11,26 +14,27 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from itertools import product
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from pagedlab.core.errors import ConfigError
 from pagedlab.kernels import triton_configs as configs
-from pagedlab.kernels.base import PagedBatch
 from pagedlab.kernels.triton import TritonKernel
+from pagedlab.kernels.uniform import Uniform, uniform
 
 _PAGE = 16  # the block size to tune for: the usual one, and the one that asks most of the loads
 _KV_HEADS, _GROUP = 8, 4
 
-_Problem: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedBatch]
 
-
-def tune(only: tuple[tuple[int, int], ...] | None = None) -> configs.Tuning:
-    """The fastest Launch of each size class (those of `only`, else all), starting from what is known of this GPU."""
+def tune(only: tuple[tuple[int, int], ...] = ()) -> Path:
+    """The fastest Launch of each size class (those of `only`, else all), starting from what is known of this GPU, in
+    its file."""
     if not torch.cuda.is_available():
         raise ConfigError("triton_tune: this torch sees no CUDA device, expected the one to tune for")
-    known = configs.load(torch.cuda.get_device_name())
+    gpu = torch.cuda.get_device_name()
+    known = configs.load(gpu)
     decode, prefill = dict(known.decode), dict(known.prefill)
     per_sm = known.programs_per_sm
     for bits, size in only or tuple(known.decode):
@@ -41,11 +45,13 @@ def tune(only: tuple[tuple[int, int], ...] | None = None) -> configs.Tuning:
         prefill[bits, size] = _fastest(_prefills(), partial(_time, prompts, per_sm))
         if (bits, size) == (16, 128):
             per_sm = _fastest((1, 2, 3, 4, 6), partial(_time, alone, launch=decode[bits, size]))
-    return configs.Tuning(per_sm, decode, prefill)
+        configs.save(gpu, configs.Tuning(per_sm, decode, prefill))
+        del batch, alone, prompts  # before the next ones are made: gigabytes each
+    return configs.file_of(gpu)
 
 
-# (decodes, prefills, context, queries of each prefill): a full batch, a lone long sequence, a chunk behind a prefix.
-_SHAPES = ((128, 0, 4096, 1), (1, 0, 65536, 1), (0, 4, 4096, 2048))
+# (sequences, context, queries of each): a full batch, a lone long sequence, chunks behind a prefix.
+_SHAPES = ((128, 4096, 1), (1, 65536, 1), (4, 4096, 2048))
 
 
 def _decodes() -> Iterator[configs.Launch]:
@@ -58,37 +64,17 @@ def _prefills() -> Iterator[configs.Launch]:
         yield configs.Launch(tile, warps, stages, rows)
 
 
-def _problem(dtype: torch.dtype, head_dim: int, decodes: int, prefills: int, context: int, queries: int) -> _Problem:
-    """query, k_cache, v_cache, batch: all sequences of one length, their blocks in random order."""
-    device = torch.device("cuda")
-    sequences, blocks = decodes + prefills, -(-context // _PAGE)
-    starts = [s * queries for s in range(sequences + 1)]
-    shape = (sequences * blocks, _PAGE, _KV_HEADS, head_dim)
-    batch = PagedBatch(
-        slot_mapping=torch.full((starts[-1],), -1, dtype=torch.int64, device=device),
-        block_tables=torch.randperm(sequences * blocks, device=device).int().view(sequences, blocks),
-        context_lens=torch.full((sequences,), context, dtype=torch.int64, device=device),
-        query_start=torch.tensor(starts, device=device),
-        num_decodes=decodes,
-        starts=starts,
-        contexts=[context] * sequences,
-    )
-    query = torch.randn(starts[-1], _KV_HEADS * _GROUP, head_dim, device=device).to(dtype)
-    return query, torch.randn(shape, device=device, dtype=dtype), torch.randn(shape, device=device, dtype=dtype), batch
+def _problem(dtype: torch.dtype, head_dim: int, sequences: int, context: int, queries: int) -> Uniform:
+    heads = _KV_HEADS * _GROUP, _KV_HEADS
+    return uniform(sequences, context, queries, heads, head_dim, _PAGE, dtype, "cuda")
 
 
-def _time(problem: _Problem, programs_per_sm: int, launch: configs.Launch) -> float:
+def _time(problem: Uniform, programs_per_sm: int, launch: configs.Launch) -> float:
     """Milliseconds of one call, the median of some 50 ms of them."""
-    query, k_cache, v_cache, batch = problem
-    table = {configs.size_class(query.element_size(), query.shape[2]): launch}
-    kernel = TritonKernel(configs.Tuning(programs_per_sm, table, table))
-    call = kernel.decode if batch.num_decodes else kernel.prefill
+    table = {configs.size_class(problem.query.element_size(), problem.query.shape[2]): launch}
+    call = problem.attend(TritonKernel(configs.Tuning(programs_per_sm, table, table)))
     do_bench: Callable[..., Any] = import_module("triton.testing").do_bench
-    return float(
-        do_bench(
-            lambda: call(query, k_cache, v_cache, batch, query.shape[-1] ** -0.5), warmup=10, rep=50, quantiles=(0.5,)
-        )
-    )
+    return float(do_bench(call, warmup=10, rep=50, quantiles=(0.5,)))
 
 
 def _fastest(candidates: Any, time: Callable[[Any], float]) -> Any:
@@ -102,6 +88,10 @@ def _fastest(candidates: Any, time: Callable[[Any], float]) -> Any:
             taken = time(candidate)
         except impossible:
             continue
+        except RuntimeError as error:
+            if "PassManager" not in str(error):  # all that Triton says where a pass of its compiler fails
+                raise
+            continue
         if taken < least:
             best, least = candidate, taken
     if best is None:
@@ -111,9 +101,16 @@ def _fastest(candidates: Any, time: Callable[[Any], float]) -> Any:
 
 
 def main() -> int:
-    """Arguments: size classes such as 16/64, else all. Prints the file written."""
-    only = tuple((int(bits), int(size)) for bits, size in (word.split("/") for word in sys.argv[1:]))
-    print(configs.save(torch.cuda.get_device_name(), tune(only or None)))
+    """Arguments: size classes such as 16/64 (bits of the dtype, head size), else all. Prints the file written."""
+    known = {f"{bits}/{size}": (bits, size) for bits, size in configs.load("any").decode}
+    try:
+        for word in sys.argv[1:]:
+            if word not in known:
+                raise ConfigError(f"triton_tune: {word} is no size class, expected some of {', '.join(known)}")
+        print(tune(tuple(known[word] for word in sys.argv[1:])))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

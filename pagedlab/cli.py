@@ -12,6 +12,7 @@ COMMANDS = {
     "bench_inputs": "what it costs to build the inputs of a decode step",
     "profile_step": "where the time of a step goes, part by part, with the settings of serve",
     "bench_kernels": "attention kernels against attention without pages, and against the read bandwidth",
+    "device_check": "on a GPU: are the kernels right on it, and how fast are they",
 }
 
 
@@ -26,3 +27,7 @@ def main() -> int:
         return 0
     print(f"error: {sys.argv[1]}: no such command, expected one of {', '.join(COMMANDS)}", file=sys.stderr)
     return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

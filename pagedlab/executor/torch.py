@@ -234,7 +234,7 @@ class TorchExecutor(Executor):
             )
         q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
         scale = scaling if scaling is not None else q.shape[-1] ** -0.5
-        self.kernel.write_kv(k, v, k_cache, v_cache, batch.slot_mapping)
+        self.kernel.write_kv(k, v, k_cache, v_cache, batch.slot_mapping, batch.scratch)
         parts = []
         decodes = batch.num_decodes
         if decodes:

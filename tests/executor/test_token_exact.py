@@ -100,7 +100,7 @@ def test_a_write_that_is_lost_is_noticed(tiny, monkeypatch):
     """The comparison can fail: the last token of each step never reaches the cache."""
     write = TorchKernel.write_kv
 
-    def lossy(self, key, value, k_cache, v_cache, slot_mapping):
+    def lossy(self, key, value, k_cache, v_cache, slot_mapping, scratch):
         k_cache.nan_to_num_(0)  # what was never written reads as zero: the loss of a token is all there is to see
         v_cache.nan_to_num_(0)
         write(self, key, value, k_cache, v_cache, slot_mapping.index_fill(0, torch.tensor([len(slot_mapping) - 1]), -1))

@@ -17,7 +17,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import pagedlab.kernels.torch as torch_kernel
 from pagedlab.core.errors import ConfigError
-from pagedlab.kernels.base import KERNELS, PagedBatch, make_kernel
+from pagedlab.kernels import problems
+from pagedlab.kernels.base import KERNELS, make_kernel
+from pagedlab.kernels.problems import NAN, TOLERANCE, attention
 
 
 def runs_here(name):
@@ -32,123 +34,10 @@ def runs_here(name):
 VARIANTS = [name for name in KERNELS if runs_here(name)]
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-NAN = float("nan")
-
-# Both atol and rtol. The inputs are rounded before either side sees them, so what is left is the variant's own
-# arithmetic: sums of up to a thousand products in the full types, and in the half types the rounding of the
-# probabilities and of the result (2^-11 and 2^-8 of themselves). Measured errors are a quarter of these, or less.
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-
-# What a row of a block table may hold beyond its own blocks: nothing, leavings, and numbers that are no blocks at all.
-GARBAGE = (2**31 - 1, -1, 0, -(2**31), 10**6)
 
 
-def attention(query, keys, values, scale, window=None, causal=True, kv_head=None):
-    """The truth. query [n, H, D] are the last n of the L tokens of keys and values [L, KVH, D]; all float64."""
-    n, heads, _ = query.shape
-    length, kv_heads, _ = keys.shape
-    kv_head = kv_head or (lambda h: h // (heads // kv_heads))
-    out = torch.empty_like(query)
-    for i in range(n):
-        position = length - n + i
-        last = position if causal else length - 1
-        first = 0 if window is None else max(0, position - window + 1)
-        for h in range(heads):
-            k, v = keys[first : last + 1, kv_head(h)], values[first : last + 1, kv_head(h)]
-            scores = k @ query[i, h] * scale
-            weights = torch.exp(scores - scores.max())
-            out[i, h] = weights @ v / weights.sum()
-    return out
-
-
-class Problem:
-    """A batch twice: as plain tensors a sequence (the truth), and paged into shuffled blocks of a poisoned cache.
-
-    decodes: their context lengths. prefills: (context, queries); context - queries tokens are in the cache already.
-    """
-
-    def __init__(
-        self,
-        decodes=(),
-        prefills=(),
-        block_size=8,
-        kv_heads=2,
-        group=2,
-        head_dim=64,
-        dtype=torch.float32,
-        device="cpu",
-        window=None,
-        seed=0,
-        poison=NAN,
-        more_columns=2,
-    ):
-        self.window, self.device, self.dtype = window, device, dtype
-        self.scale = 3 * head_dim**-0.5  # scores of deviation 3: some tokens count a lot, so losing one shows
-        self.random = torch.Generator().manual_seed(seed)
-        lengths = [(context, 1) for context in decodes] + list(prefills)
-        self.num_decodes = len(decodes)
-        self.queries = [self._draw(n, kv_heads * group, head_dim) for _, n in lengths]
-        self.keys = [self._draw(context, kv_heads, head_dim) for context, _ in lengths]
-        self.values = [self._draw(context, kv_heads, head_dim) for context, _ in lengths]
-
-        held = [-(-context // block_size) for context, _ in lengths]
-        num_blocks = sum(held) + 3
-        ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).tolist()  # whatever the seed
-        columns = max(held) + more_columns
-        tables = [[ids.pop() for _ in range(n)] for n in held]
-        garbage = [[GARBAGE[(s + c) % len(GARBAGE)] for c in range(columns)] for s in range(len(held))]
-        slots = [
-            [table[p // block_size] * block_size + p % block_size for p in range(context)]
-            for table, (context, _) in zip(tables, lengths, strict=True)
-        ]
-        shape = (num_blocks, block_size, kv_heads, head_dim)
-        self.k_cache = torch.full(shape, poison, dtype=dtype, device=device)
-        self.v_cache = torch.full(shape, poison, dtype=dtype, device=device)
-        self.written_k, self.written_v = self.k_cache.clone(), self.v_cache.clone()
-        for s, (context, n) in enumerate(lengths):
-            for p in range(context):
-                place = slots[s][p] // block_size, slots[s][p] % block_size
-                self.written_k[place], self.written_v[place] = self.keys[s][p], self.values[s][p]
-                if p < context - n:
-                    self.k_cache[place], self.v_cache[place] = self.keys[s][p], self.values[s][p]
-
-        starts = [0]
-        for _, n in lengths:
-            starts.append(starts[-1] + n)
-        tensor = lambda data, dtype=torch.int64: torch.tensor(data, dtype=dtype, device=device)  # noqa: E731
-        self.batch = PagedBatch(
-            slot_mapping=tensor([slot for s, (_, n) in enumerate(lengths) for slot in slots[s][-n:]]),
-            block_tables=tensor([t + g[len(t) :] for t, g in zip(tables, garbage, strict=True)], torch.int32),
-            context_lens=tensor([context for context, _ in lengths]),
-            query_start=tensor(starts),
-            num_decodes=self.num_decodes,
-            starts=starts,
-            contexts=[context for context, _ in lengths],
-        )
-
-    def _draw(self, *shape):
-        return torch.randn(shape, generator=self.random, dtype=torch.float64).to(self.device, self.dtype)
-
-    def write(self, kernel):
-        new = [slice(len(k) - len(q), None) for q, k in zip(self.queries, self.keys, strict=True)]
-        keys = torch.cat([k[s] for k, s in zip(self.keys, new, strict=True)])
-        values = torch.cat([v[s] for v, s in zip(self.values, new, strict=True)])
-        kernel.write_kv(keys, values, self.k_cache, self.v_cache, self.batch.slot_mapping)
-
-    def attend(self, kernel):
-        query, d = torch.cat(self.queries), self.num_decodes
-        arguments = self.k_cache, self.v_cache, self.batch, self.scale, self.window
-        parts = []
-        if d:
-            parts.append(kernel.decode(query[:d], *arguments))
-        if d < len(self.queries):
-            parts.append(kernel.prefill(query[d:], *arguments))
-        return torch.cat(parts)
-
-    def truth(self, **bent):
-        exact = [[x.double().cpu() for x in xs] for xs in (self.queries, self.keys, self.values)]
-        options = {"scale": self.scale, "window": self.window} | bent
-        return torch.cat([attention(q, k, v, **options) for q, k, v in zip(*exact, strict=True)])
+class Problem(problems.Problem):
+    """The library's, with comparisons that say what differs."""
 
     def compare(self, out, truth):
         assert out.dtype == self.dtype
@@ -307,6 +196,21 @@ def test_layers_of_one_step_share_a_batch_and_differ_in_data_and_window(variant,
         problem.check(variant)
 
 
+def test_the_torch_variant_works_out_once_a_step_what_no_layer_changes(monkeypatch):
+    """On a GPU the host would wait for the answer, layer after layer."""
+    made = []
+
+    def counted(name, work_out):
+        return lambda *arguments: (made.append(name), work_out(*arguments))[1]
+
+    for name in ("_written", "_causal_mask", "_buckets"):
+        monkeypatch.setattr(torch_kernel, name, counted(name, getattr(torch_kernel, name)))
+    problem = Problem((3, 11), ((6, 6), (21, 4), (30, 7)))
+    for _ in range(3):
+        problem.check(KERNELS["torch"]())
+    assert sorted(made) == ["_buckets", "_causal_mask", "_causal_mask", "_written"]
+
+
 # ---- writing ------------------------------------------------------------------------------------------------------
 
 
@@ -334,29 +238,16 @@ def test_slot_minus_one_writes_nothing_even_from_a_row_of_nan(variant, device, d
 
 def test_a_pool_of_more_than_two_to_the_31_elements(variant, device):
     """Offsets in 64 bits: the last block of 4 GiB. The memory is asked for and, but for a few pages, never touched."""
-    shape = (2**31 // (16 * 2 * 64) + 5, 16, 2, 64)
     if not serves(variant, torch.float16, device):
         return
-    # One tensor is both caches: keys and values are the same numbers here.
+    problem = Problem((21,), ((19, 19),), 16, dtype=torch.float16, device=device)
     try:
-        cache = torch.empty(shape, dtype=torch.float16, device=device)
+        problem.move_to_the_end_of(2**31 // (16 * 2 * 64) + 10)
     except RuntimeError:
         pytest.skip("needs 4 GiB of address space, or of the device's memory")
-    assert cache.numel() > 2**31
-    problem = Problem((21,), ((19, 19),), 16, dtype=torch.float16, device=device)
-    problem.values = problem.keys
-    last, used = shape[0] - 1, problem.batch.block_tables.clone()
-    for s, table in enumerate([[last, last - 3], [last - 1, last - 2]]):
-        used[s, :2] = torch.tensor(table)
-        for p in range(problem.batch.contexts[s]):
-            cache[table[p // 16], p % 16] = problem.keys[s][p] if p < 20 and s == 0 else NAN
-    problem.batch.block_tables = used
-    problem.batch.slot_mapping = torch.tensor(
-        [(last - 3) * 16 + 4, *((last - 1) * 16 + p for p in range(16)), *((last - 2) * 16 + p for p in range(3))],
-        device=device,
-    )
-    problem.k_cache = problem.v_cache = cache
+    assert problem.k_cache.numel() > 2**31
     problem.write(variant)
+    assert problem.untouched()
     problem.compare(problem.attend(variant), problem.truth())
 
 

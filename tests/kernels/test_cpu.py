@@ -2,6 +2,8 @@
 
 import builtins
 import math
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -212,6 +214,35 @@ def test_without_numba_one_line_says_so(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", no_numba)
     with pytest.raises(ConfigError, match=r"^kernel=cpu: needs numba \(No module named 'numba'\), expected[^\n]*$"):
         KERNELS["cpu"]()
+
+
+COMPILE = """
+from pagedlab.kernels.cpu_compiled import merge_body
+print(merge_body().cache_hits, bool(merge_body().address))
+"""
+
+
+def test_where_the_package_cannot_be_written_its_machine_code_is_kept_for_the_user(tmp_path):
+    """A file stands where __pycache__ should be: a folder without write bits would not stop root."""
+    shutil.copytree(ROOT / "pagedlab", tmp_path / "pagedlab", ignore=shutil.ignore_patterns("__pycache__", "data"))
+    kernels = tmp_path / "pagedlab" / "kernels"
+    shutil.copytree(ROOT / "kernels", kernels, ignore=shutil.ignore_patterns("__pycache__"))
+    (kernels / "__pycache__").touch()
+
+    def compile_in(cache):
+        environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+        environment |= {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(tmp_path)}
+        command = [sys.executable, "-c", COMPILE]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    cache = tmp_path / "cache"
+    assert compile_in(cache) == ["0", "True"]
+    kept = {path.name.partition(".")[0] for path in cache.rglob("*.nb[ic]")}
+    assert kept == {"cpu_compiled"}
+    assert compile_in(cache) == ["1", "True"]
+    assert compile_in(kernels / "__pycache__" / "nowhere") == ["0", "True"]  # compiled in every process
 
 
 def test_an_engine_run_generates_the_tokens_of_the_reference(tmp_path):

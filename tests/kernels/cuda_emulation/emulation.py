@@ -25,8 +25,9 @@ from pagedlab.kernels.cupy import CupyKernel, include_folder, source
 _HERE = Path(__file__).resolve().parent
 _BUILDS = _HERE.parents[2] / ".pytest_cache" / "cuda_emulation"
 
-# On the host the CUDA headers include one that the package nvidia-cuda-runtime does not have (nvidia-cuda-crt does).
-_HEADERS = ("cuda_fp16.h", "cuda_bf16.h", "crt/host_defines.h")
+# On the host the CUDA headers include some that the package nvidia-cuda-runtime does not have: nvidia-cuda-crt and
+# nvidia-cuda-cccl do.
+_HEADERS = ("cuda_fp16.h", "cuda_bf16.h", "crt/host_defines.h", "nv/target")
 
 # Of the kernels built: (variant, file, name expression) to a number.
 Index = dict[tuple[str, str, str], int]
