@@ -31,8 +31,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 TRACE = ["workload=ids", "leaf_first=false", "capacity_blocks=[2,3]"]
 
 
-def call(*words, command="replay"):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+def call(*words, command="replay", path=ROOT):
+    """path: a folder with more packages."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{path}"}
     return subprocess.run(
         [sys.executable, "-m", f"experiments.{command}", *words],
         cwd=ROOT,
@@ -128,6 +129,16 @@ def test_a_plugin_is_a_choice_with_settings_like_any_other(plugin):
     done = call(f"--plugin={plugin}", "eviction=early_blocks", "eviction.keep=7", "--cfg", "job")
     assert yaml.safe_load(done.stdout)["eviction"] == {"name": "early_blocks", "keep": 7}
     assert "early_blocks" in call("--plugin", plugin, "--help").stdout
+
+
+def test_an_installed_package_brings_its_policy_by_an_entry_point(tmp_path):
+    (tmp_path / "early_blocks_package.py").write_text(example())
+    installed = tmp_path / "early_blocks-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: early_blocks\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[pagedlab.plugins]\nearly = early_blocks_package\n")
+    done = call("eviction=early_blocks", "--cfg", "job", path=tmp_path)
+    assert yaml.safe_load(done.stdout)["eviction"] == {"name": "early_blocks", "keep": 4}
 
 
 def test_serve_takes_plugins_as_well(tmp_path, plugin):
