@@ -21,6 +21,10 @@ class PagedAllocator(Allocator):
     def can_admit(self, seq: Sequence, keep_free: int = 0) -> bool:
         return blocks_for(seq.num_tokens, self.pool.block_size) + keep_free <= self.pool.num_free
 
+    def fill(self, count: int) -> None:
+        super().fill(count)
+        self._promised += count  # nothing was promised beyond the tokens known
+
     def _blocks_at_admission(self, seq: Sequence) -> tuple[list[int], int]:
         return self.pool.allocate(blocks_for(seq.num_tokens, self.pool.block_size)), seq.num_tokens
 

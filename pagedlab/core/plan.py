@@ -40,6 +40,20 @@ class Preemption:
 
 
 @dataclass(slots=True)
+class Together:
+    """The decoding sequences that advance as one, so that a step need not look at each: only for an executor that
+    foretells its tokens. They are not in the plan's batch.
+
+    count: of them, each feeds one token in this step; 0: none of them runs. joined: those that came to them since the
+    plan before. dissolved: before that, all who were among them went back to run on their own.
+    """
+
+    count: int
+    joined: list[Sequence]
+    dissolved: bool
+
+
+@dataclass(slots=True)
 class Plan:
     """One step. Deltas of the block tables come in the order released, admitted, grown; then the work is run.
 
@@ -57,6 +71,12 @@ class Plan:
     num_tokens: list[int] = field(default_factory=list)
     memory_blocked: bool = False
     total_tokens: int = 0
+    together: Together | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences run in this step."""
+        return len(self.batch) + (self.together.count if self.together else 0)
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
         self.batch.append(seq)
@@ -80,9 +100,11 @@ class Outcome:
     """What a step did.
 
     tokens[i]: the token sampled for batch[i], or -1 where it sampled none. finish[i]: "stop" (end-of-sequence),
-    "length", or None to go on. seconds: how long it took, on the executor's clock.
+    "length", or None to go on. seconds: how long it took, on the executor's clock. ended: of the sequences that
+    advanced together, those that ended, by length.
     """
 
     tokens: list[int]
     finish: list[str | None]
     seconds: float
+    ended: list[Sequence] = field(default_factory=list)

@@ -15,6 +15,7 @@ from pagedlab.core.request import Request, Sequence, Status
 from pagedlab.preemption.base import Preemption
 from pagedlab.preemption.victim.base import Victim
 from pagedlab.scheduler.admission.base import Admission
+from pagedlab.scheduler.cohort import Cohort, Foretold
 from pagedlab.scheduler.order.base import Order
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Scheduler:
         preemption: Preemption,
         victim: Victim,
         max_num_seqs: int,
+        foretold: Foretold | None = None,
     ):
         self.allocator = allocator
         self.order = order
@@ -48,6 +50,12 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._rows = list(range(max_num_seqs - 1, -1, -1))
         self._released: list[int] = []
+        # With tokens foretold, those that decode advance together; `_apart`: the running sequences that do not, each
+        # under its id with its place in the order of admission.
+        self._cohort = Cohort(allocator, foretold) if foretold else None
+        self._apart: dict[int, Sequence] = {}
+        self._ranks: dict[int, int] = {}
+        self._admissions = 0
         self._high_water: dict[int, int] = {}  # sequence id -> tokens computed before it was preempted
 
     # ---- requests ---------------------------------------------------------------------------------------------
@@ -83,6 +91,7 @@ class Scheduler:
             self.order.remove(seq)
             self._high_water.pop(seq.id, None)
         elif seq.status is Status.RUNNING:
+            self.each_apart()
             self._leave(seq)
         else:
             return
@@ -104,35 +113,68 @@ class Scheduler:
         self._released = []
         self.batching.fill(plan, self)
         plan.memory_blocked = bool(plan.preempted) or self._head_lacks_blocks()
+        if self._cohort is not None:
+            self._cohort.tell(plan)
         return plan
 
     def commit(self, plan: Plan, outcome: Outcome, now: float) -> list[Sequence]:
         """Take in what the executor did; returns the sequences that finished, their blocks freed."""
         finished = []
+        if self._cohort is not None and plan.together is not None and plan.together.count:
+            self._cohort.took(now)
+            for seq in self._cohort.leave(outcome.ended):
+                self._finish(seq, "length", now)
+                finished.append(seq)
         for seq, fed, token, finish in zip(plan.batch, plan.num_tokens, outcome.tokens, outcome.finish, strict=True):
             high = self._high_water.get(seq.id, 0)
             if seq.computed < high:
                 seq.recomputed_tokens += min(high, seq.computed + fed) - seq.computed
             seq.computed += fed
-            if token < 0:
-                continue
-            seq.output.append(token)
-            seq.token_s.append(now)
-            if finish is not None:
-                self._leave(seq)
-                seq.status, seq.finish_reason, seq.finish_s = Status.FINISHED, finish, now
-                finished.append(seq)
+            if token >= 0:
+                seq.output.append(token)
+                seq.token_s.append(now)
+                if finish is not None:
+                    self._finish(seq, finish, now)
+                    finished.append(seq)
+                    continue
+            if self._cohort is not None and seq.to_compute == 1:
+                self._cohort.join(seq, self._ranks[seq.id])
+                del self._apart[seq.id]
         return finished
+
+    def settle(self) -> None:
+        """Bring what the running sequences say of themselves up to date, where they advance together."""
+        if self._cohort is not None:
+            self._cohort.settle()
+
+    def each_apart(self) -> None:
+        """End the advancing together: whoever is about to look at each, or to take one out, calls this."""
+        if self._cohort is not None and len(self._cohort):
+            self._cohort.dissolve()
+            self._apart = {seq.id: seq for seq in self.running}
 
     # ---- primitives of a batching policy ------------------------------------------------------------------------
 
+    def decode_all(self, plan: Plan, most: int) -> None:
+        """Feed the pending token of all that decode, in order of admission, until the plan holds `most` tokens."""
+        if self._cohort is not None and not any(seq.to_compute == 1 for seq in self._apart.values()):
+            if not len(self._cohort) or self._cohort.decode(plan, most - plan.total_tokens):
+                return
+            self._apart = {seq.id: seq for seq in self.running}
+        for seq in self.decoding():
+            if plan.total_tokens == most:
+                break
+            self.decode(plan, seq)
+
     def decoding(self) -> list[Sequence]:
         """Running sequences with exactly one token to feed, in order of admission."""
+        self.each_apart()
         return [seq for seq in self.running if seq.to_compute == 1]
 
     def prefilling(self) -> list[Sequence]:
         """Running sequences in the middle of their prompt, in order of admission."""
-        return [seq for seq in self.running if seq.to_compute > 1]
+        running = self.running if self._cohort is None else self._apart.values()
+        return [seq for seq in running if seq.to_compute > 1]
 
     def prefill(self, plan: Plan, seq: Sequence, num_tokens: int) -> int:
         """Feed the next tokens of a prompt, whose blocks it has held since its admission. Returns num_tokens."""
@@ -175,6 +217,10 @@ class Scheduler:
         table = self.allocator.admit(seq)
         seq.row, seq.status = self._rows.pop(), Status.RUNNING
         self.running.append(seq)
+        if self._cohort is not None:
+            self._apart[seq.id] = seq
+            self._ranks[seq.id] = self._admissions
+            self._admissions += 1
         plan.admitted.append(Admitted(seq.row, seq.request, seq.token_ids(), list(table)))
         return seq
 
@@ -198,6 +244,10 @@ class Scheduler:
         self.order.push(victim)
         plan.preempted.append(PreemptionRecord(victim.id, beneficiary.id, "pool exhausted", freed, lost))
 
+    def _finish(self, seq: Sequence, reason: str, now: float) -> None:
+        self._leave(seq)
+        seq.status, seq.finish_reason, seq.finish_s = Status.FINISHED, reason, now
+
     def _leave(self, seq: Sequence) -> None:
         seq.slots_unused = self.allocator.unused(seq.id, seq.computed)
         self.allocator.release(seq.id)
@@ -209,11 +259,14 @@ class Scheduler:
         self.running.remove(seq)
         self._rows.append(seq.row)
         seq.row = -1
+        self._apart.pop(seq.id, None)
+        self._ranks.pop(seq.id, None)
 
     # ---- invariants -------------------------------------------------------------------------------------------
 
     def audit(self) -> None:
         """Check the allocator and what binds it to the queue: InvariantError names the first fault."""
+        self.settle()
         self.allocator.audit()
         if {seq.id for seq in self.running} != set(self.allocator.holdings):
             raise InvariantError(f"running {self.running} but holding {set(self.allocator.holdings)}")

@@ -26,12 +26,8 @@ class PrefillFirst(Batching):
             budget -= scheduler.prefill(plan, seq, min(seq.to_compute, budget))
         while (new := scheduler.admit_next(plan, partial(self._fits, budget))) is not None:
             budget -= scheduler.prefill(plan, new, min(new.to_compute, budget))
-        if plan.batch:
-            return
-        for seq in scheduler.decoding():
-            if plan.total_tokens == self.max_tokens:
-                break
-            scheduler.decode(plan, seq)
+        if not plan.batch:
+            scheduler.decode_all(plan, self.max_tokens)
 
     def _fits(self, budget: int, seq: Sequence) -> bool:
         return seq.to_compute <= budget or budget == self.max_tokens

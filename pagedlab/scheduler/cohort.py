@@ -1,0 +1,134 @@
+"""Decoding sequences that advance as one: a step costs what changes, not what runs.
+
+A sequence that decodes changes in the same way at every step: one token more, one slot more, one time more. As long
+as an executor can foretell its tokens, none of that has to be written down before somebody looks at it. The cohort
+counts its steps and keeps the time of each; a member is brought up to date (settled) when it ends, when memory runs
+out, and when an audit looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pagedlab.allocator.base import Allocator
+from pagedlab.core.errors import InvariantError
+from pagedlab.core.plan import Growth, Plan, Together
+from pagedlab.core.request import Request, Sequence
+
+# (request, start, stop) -> the output tokens start to stop.
+Foretold = Callable[[Request, int, int], list[int]]
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """rank: place in the order of admission. since: the cohort's steps when it was last up to date."""
+
+    seq: Sequence
+    rank: int
+    since: int
+
+
+class Cohort:
+    """The running sequences with one token to feed, each in every decode step: they are in no plan's batch."""
+
+    def __init__(self, allocator: Allocator, foretold: Foretold):
+        self._allocator = allocator
+        self._foretold = foretold
+        self._members: dict[int, _Member] = {}
+        self._times: list[float] = []  # the end of every step that the cohort took
+        # Step -> the members whose blocks are full when it begins, those that have left included.
+        self._full: dict[int, list[_Member]] = {}
+        self._joined: list[Sequence] = []
+        self._dissolved = False
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def join(self, seq: Sequence, rank: int) -> None:
+        """A running sequence with one token to feed, from the next decode step on."""
+        member = _Member(seq, rank, len(self._times))
+        self._members[seq.id] = member
+        self._joined.append(seq)
+        self._await_full(member)
+
+    def decode(self, plan: Plan, most: int) -> bool:
+        """Feed every member its token. False, and nothing planned, when they are more than `most` or need more blocks
+        than are free: the cohort is then dissolved, and each has to be looked at."""
+        step = len(self._times)
+        full = [m for m in self._full.pop(step, ()) if self._members.get(m.seq.id) is m]
+        if len(self._members) > most or len(full) > self._allocator.pool.num_free:
+            self.dissolve()
+            return False
+        for member in sorted(full, key=_rank) if len(full) > 1 else full:
+            self._settle(member)
+            seq = member.seq
+            new = self._allocator.grow(seq.id, seq.computed + 1)
+            if not new:
+                raise InvariantError(f"sequence {seq.id} fills its blocks and was given {new}")
+            plan.grown.append(Growth(seq.row, len(self._allocator.holdings[seq.id].table) - len(new), new))
+            self._await_full(member)
+        self._allocator.fill(len(self._members) - len(full))
+        plan.total_tokens += len(self._members)
+        plan.together = self._told(len(self._members))
+        return True
+
+    def tell(self, plan: Plan) -> None:
+        """A plan in which no member runs has to say who joined all the same."""
+        if plan.together is None and (self._joined or self._dissolved):
+            plan.together = self._told(0)
+
+    def took(self, now: float) -> None:
+        """The decode step that was planned has been executed."""
+        self._times.append(now)
+
+    def leave(self, ended: list[Sequence]) -> list[Sequence]:
+        """Members that ended in the step just taken, brought up to date; returned in order of admission."""
+        members = [self._members[seq.id] for seq in ended]
+        for member in members:
+            self._settle(member)
+            del self._members[member.seq.id]
+        return [member.seq for member in sorted(members, key=_rank)]
+
+    def settle(self) -> None:
+        """Bring every member up to date; all stay."""
+        for member in self._members.values():
+            self._settle(member)
+
+    def dissolve(self) -> None:
+        """Bring every member up to date and let all go."""
+        self.settle()
+        if self._members:
+            self._dissolved = True
+        self._members.clear()
+        self._full.clear()
+        self._joined = []
+
+    def __contains__(self, seq: Sequence) -> bool:
+        return seq.id in self._members
+
+    def _told(self, count: int) -> Together:
+        told = Together(count, self._joined, self._dissolved)
+        self._joined, self._dissolved = [], False
+        return told
+
+    def _await_full(self, member: _Member) -> None:
+        """Called with the member up to date, but for a block that this step may have given it."""
+        table = self._allocator.holdings[member.seq.id].table
+        left = len(table) * self._allocator.pool.block_size - member.seq.computed
+        self._full.setdefault(len(self._times) + left, []).append(member)
+
+    def _settle(self, member: _Member) -> None:
+        steps = len(self._times) - member.since
+        if steps == 0:
+            return
+        seq = member.seq
+        seq.computed += steps
+        seq.output.extend(self._foretold(seq.request, len(seq.output), len(seq.output) + steps))
+        seq.token_s.extend(self._times[member.since :])
+        member.since += steps
+        self._allocator.catch_up(seq.id, seq.computed)
+
+
+def _rank(member: _Member) -> int:
+    return member.rank
