@@ -46,7 +46,7 @@ class Cohort:
         return len(self._members)
 
     def join(self, seq: Sequence, rank: int) -> None:
-        """A running sequence with one token to feed, from the next decode step on."""
+        """A running sequence that has just got a token, from the next decode step on."""
         member = _Member(seq, rank, len(self._times))
         self._members[seq.id] = member
         self._joined.append(seq)
@@ -55,6 +55,8 @@ class Cohort:
     def decode(self, plan: Plan, most: int) -> bool:
         """Feed every member its token. False, and nothing planned, when they are more than `most` or need more blocks
         than are free: the cohort is then dissolved, and each has to be looked at."""
+        if not self._members:
+            return True
         step = len(self._times)
         full = [m for m in self._full.pop(step, ()) if self._members.get(m.seq.id) is m]
         if len(self._members) > most or len(full) > self._allocator.pool.num_free:

@@ -130,14 +130,14 @@ class Scheduler:
             if seq.computed < high:
                 seq.recomputed_tokens += min(high, seq.computed + fed) - seq.computed
             seq.computed += fed
-            if token >= 0:
-                seq.output.append(token)
-                seq.token_s.append(now)
-                if finish is not None:
-                    self._finish(seq, finish, now)
-                    finished.append(seq)
-                    continue
-            if self._cohort is not None and seq.to_compute == 1:
+            if token < 0:
+                continue
+            seq.output.append(token)
+            seq.token_s.append(now)
+            if finish is not None:
+                self._finish(seq, finish, now)
+                finished.append(seq)
+            elif self._cohort is not None:
                 self._cohort.join(seq, self._ranks[seq.id])
                 del self._apart[seq.id]
         return finished
@@ -157,8 +157,9 @@ class Scheduler:
 
     def decode_all(self, plan: Plan, most: int) -> None:
         """Feed the pending token of all that decode, in order of admission, until the plan holds `most` tokens."""
+        # Rarely the last token of a prompt is left over: it decodes, but has not joined.
         if self._cohort is not None and not any(seq.to_compute == 1 for seq in self._apart.values()):
-            if not len(self._cohort) or self._cohort.decode(plan, most - plan.total_tokens):
+            if self._cohort.decode(plan, most - plan.total_tokens):
                 return
             self._apart = {seq.id: seq for seq in self.running}
         for seq in self.decoding():
