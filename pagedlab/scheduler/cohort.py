@@ -50,7 +50,7 @@ class Cohort:
         member = _Member(seq, rank, len(self._times))
         self._members[seq.id] = member
         self._joined.append(seq)
-        self._await_full(member)
+        self._await_full(member, len(self._allocator.holdings[seq.id].table), seq.computed)
 
     def decode(self, plan: Plan, most: int) -> bool:
         """Feed every member its token. False, and nothing planned, when they are more than `most` or need more blocks
@@ -63,13 +63,7 @@ class Cohort:
             self.dissolve()
             return False
         for member in sorted(full, key=_rank) if len(full) > 1 else full:
-            self._settle(member)
-            seq = member.seq
-            new = self._allocator.grow(seq.id, seq.computed + 1)
-            if not new:
-                raise InvariantError(f"sequence {seq.id} fills its blocks and was given {new}")
-            plan.grown.append(Growth(seq.row, len(self._allocator.holdings[seq.id].table) - len(new), new))
-            self._await_full(member)
+            self._grow(member, plan)
         self._allocator.fill(len(self._members) - len(full))
         plan.total_tokens += len(self._members)
         plan.together = self._told(len(self._members))
@@ -114,10 +108,20 @@ class Cohort:
         self._joined, self._dissolved = [], False
         return told
 
-    def _await_full(self, member: _Member) -> None:
-        """Called with the member up to date, but for a block that this step may have given it."""
-        table = self._allocator.holdings[member.seq.id].table
-        left = len(table) * self._allocator.pool.block_size - member.seq.computed
+    def _grow(self, member: _Member, plan: Plan) -> None:
+        seq, allocator = member.seq, self._allocator
+        computed = seq.computed + len(self._times) - member.since
+        allocator.catch_up(seq.id, computed)
+        new = allocator.grow(seq.id, computed + 1)
+        if not new:
+            raise InvariantError(f"sequence {seq.id} fills its blocks and was given {new}")
+        table = allocator.holdings[seq.id].table
+        plan.grown.append(Growth(seq.row, len(table) - len(new), new))
+        self._await_full(member, len(table), computed)
+
+    def _await_full(self, member: _Member, blocks: int, computed: int) -> None:
+        """The member has so many blocks, and as many tokens in them before the next step."""
+        left = blocks * self._allocator.pool.block_size - computed
         self._full.setdefault(len(self._times) + left, []).append(member)
 
     def _settle(self, member: _Member) -> None:
