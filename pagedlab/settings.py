@@ -184,6 +184,31 @@ class SyntheticSettings:
 
 
 @dataclass
+class TraceSettings:
+    """A recorded trace of token counts: azure, burstgpt, token_counts (no times) or request_lines (JSONL).
+
+    start_s, duration_s: the window, from the first row's time. num_requests: the first so many; null takes all.
+    rate_scale: recorded arrivals so many times as fast. repeats: the window again and again, its rows in another order
+    each time. bad_rows: refuse the file at the first, or skip them and say how many. Rows above max_prompt_tokens or
+    max_total_tokens are left out. max_tokens: declared by every client; null declares the recorded output length.
+    arrival.process: `recorded`, or a process of its own for the lengths of the trace.
+    """
+
+    name: str
+    path: Optional[str]
+    start_s: float
+    duration_s: Optional[float]
+    num_requests: Optional[int]
+    rate_scale: float
+    repeats: int
+    bad_rows: str
+    max_tokens: Optional[int]
+    max_prompt_tokens: Optional[int]
+    max_total_tokens: Optional[int]
+    arrival: ArrivalSettings
+
+
+@dataclass
 class TorchExecutorSettings:
     """device: auto (cuda where there is one), cpu, cuda or cuda:N. threads: of torch; null keeps torch's choice.
     cuda_graphs: record decode steps and replay them, on CUDA."""
@@ -270,7 +295,11 @@ OPTIONS: dict[str, dict[str, type]] = {
         "fingerprint": FingerprintExecutorSettings,
         "simulated": SimulatedExecutorSettings,
     },
-    "workload": {"sharegpt": ShareGPTSettings, "synthetic": SyntheticSettings},
+    "workload": {
+        "sharegpt": ShareGPTSettings,
+        "synthetic": SyntheticSettings,
+        **dict.fromkeys(("azure", "burstgpt", "token_counts", "request_lines"), TraceSettings),
+    },
     "tracker": {"none": NoTrackerSettings, "wandb": WandbSettings},
 }
 
