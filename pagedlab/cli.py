@@ -7,6 +7,7 @@ from importlib import import_module
 
 COMMANDS = {
     "serve": "serve a workload with a real model or a fake one, measure KV memory and latency; -m sweeps",
+    "bench_simulator": "requests a second that the simulator serves, by number of requests",
     "bench_inputs": "what it costs to build the inputs of a decode step",
 }
 

@@ -163,7 +163,9 @@ def _check_hardware(s: Settings) -> None:
             _within(path, value, 0 if field.name.endswith(_MAY_BE_ZERO) else 1e-9, 1e12)
     if s.executor.name != "simulated":
         if s.hardware.name != "local":
-            raise ConfigError(f"hardware={s.hardware.name}: executor={s.executor.name} has no use for it, expected local")
+            raise ConfigError(
+                f"hardware={s.hardware.name}: executor={s.executor.name} has no use for it, expected local"
+            )
         return
     if s.model.dtype == "float64":
         raise ConfigError("model.dtype=float64: executor=simulated prices 16 and 32 bits")

@@ -90,8 +90,8 @@ def _tokenizer(settings: Settings, vocab_size: int) -> PromptTokenizer:
 
     if settings.model.source == "shape" and settings.model.path is None:
         raise ConfigError(
-            f"workload={settings.workload.name} holds text, and of model={settings.model.name} the sizes alone are known: "
-            "expected a workload of token counts, or a model with a tokenizer"
+            f"workload={settings.workload.name} holds text, and of model={settings.model.name} the sizes alone are "
+            "known: expected a workload of token counts, or a model with a tokenizer"
         )
     return load_tokenizer(model_folder(settings.model, weights=settings.executor.name == "torch"), vocab_size)
 

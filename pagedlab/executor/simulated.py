@@ -7,7 +7,6 @@ No torch, no transformers.
 from __future__ import annotations
 
 import heapq
-from itertools import chain
 from pathlib import Path
 
 import psutil
@@ -81,7 +80,7 @@ class SimulatedExecutor(Executor):
             if plan.together.count:
                 work.decodes = work.sampled = plan.together.count
                 work.decode_slots = self._together.slots
-        work.blocks = sum(len(new.block_ids) for new in chain(plan.admitted, plan.grown))
+        work.blocks = sum(len(new.block_ids) for new in plan.admitted) + sum(len(new.block_ids) for new in plan.grown)
         tokens: list[int] = [-1] * len(plan.batch)
         finish: list[str | None] = [None] * len(plan.batch)
         size = self.cost.block_size

@@ -117,9 +117,7 @@ class CostModel:
         if m == 0:
             return 0.0
         moved = self._width * (copies * k * n + m * (k + n))
-        return self.hardware.gemm_fixed_us * _US + max(
-            2 * m * k * n / self._gemm_flops, moved / self._gemm_bandwidth
-        )
+        return self.hardware.gemm_fixed_us * _US + max(2 * m * k * n / self._gemm_flops, moved / self._gemm_bandwidth)
 
     def elementwise_s(self, m: int) -> float:
         """Norms, rotations, activations and residuals of one layer, m tokens."""
@@ -159,10 +157,7 @@ class CostModel:
         """What the engine around the device takes: scheduling, inputs, outputs."""
         h = self.hardware
         return _US * (
-            h.host_step_us
-            + h.host_sequence_us * sequences
-            + h.host_admission_us * admitted
-            + h.host_block_us * blocks
+            h.host_step_us + h.host_sequence_us * sequences + h.host_admission_us * admitted + h.host_block_us * blocks
         )
 
     def swap_s(self, blocks: int) -> float:
@@ -193,7 +188,9 @@ class CostModel:
         shape, g, e = self.model.shape, self.hardware.tensor_parallel, self.model.experts
         ffn = self.model.ffn if e is None else max(e.per_token * e.ffn + e.shared_ffn, self.model.ffn)
         width = max((2 if self.model.gated else 1) * ffn, shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads))
-        return max_tokens * (width // g + 2 * shape.hidden_size) * self._width + 4 * max_sequences * shape.vocab_size // g
+        return (
+            max_tokens * (width // g + 2 * shape.hidden_size) * self._width + 4 * max_sequences * shape.vocab_size // g
+        )
 
     def free_bytes(self, max_tokens: int, max_sequences: int) -> int:
         """What all devices together have for the cache, counted in single copies of it; negative when the weights do
@@ -231,7 +228,9 @@ class CostModel:
         return seconds + self.gemm_s(rows, share, hidden, touched)
 
     def _head_s(self, rows: int) -> float:
-        return self.gemm_s(rows, self.model.shape.hidden_size, self.model.shape.vocab_size // self.hardware.tensor_parallel)
+        return self.gemm_s(
+            rows, self.model.shape.hidden_size, self.model.shape.vocab_size // self.hardware.tensor_parallel
+        )
 
 
 def _projections(model: Architecture, g: int) -> list[tuple[int, int]]:

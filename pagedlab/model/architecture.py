@@ -15,7 +15,22 @@ _EXPERT_FFN = ("moe_intermediate_size", *_FFN)
 # Families with one matrix up and one down; all others have a gate beside the first. They also tie their embeddings
 # unless the config says otherwise, which the others do not (transformers' defaults).
 _PLAIN_FFN = frozenset(
-    "opt gpt2 gpt_neo gpt_neox gptj gpt_bigcode bloom falcon mpt codegen phi starcoder2 xglm persimmon".split()
+    [
+        "opt",
+        "gpt2",
+        "gpt_neo",
+        "gpt_neox",
+        "gptj",
+        "gpt_bigcode",
+        "bloom",
+        "falcon",
+        "mpt",
+        "codegen",
+        "phi",
+        "starcoder2",
+        "xglm",
+        "persimmon",
+    ]
 )
 
 

@@ -74,7 +74,9 @@ class Recorder:
             self._left(seq, number + 1)
         prefill = sum(n for n in plan.num_tokens if n > 1)
         self.steps.append(
-            Step(start, end, running, waiting, plan.num_sequences, plan.total_tokens, prefill, usage, plan.memory_blocked)
+            Step(
+                start, end, running, waiting, plan.num_sequences, plan.total_tokens, prefill, usage, plan.memory_blocked
+            )
         )
         self.num_finished += len(finished)
         self.output_tokens += sampled

@@ -27,9 +27,7 @@ def rows(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
 
 
 def _row(cells: dict[str, str]) -> Row:
-    return Row(
-        count("ContextTokens", cells["prompt"]), count("GeneratedTokens", cells["output"]), _time(cells["time"])
-    )
+    return Row(count("ContextTokens", cells["prompt"]), count("GeneratedTokens", cells["output"]), _time(cells["time"]))
 
 
 def _time(text: str) -> float:

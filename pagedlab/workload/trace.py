@@ -146,7 +146,9 @@ def _windowed(settings: TraceSettings, trace: Trace, times: list[float | None], 
     order = np.argsort(known, kind="stable")
     kept = [int(i) for i in order if start <= known[i] < end]
     if not kept:
-        raise WorkloadError(f"{file}: no row is within the window, which begins {settings.start_s} s after the first row")
+        raise WorkloadError(
+            f"{file}: no row is within the window, which begins {settings.start_s} s after the first row"
+        )
     window = Trace()
     for new, old in enumerate(kept):
         window.prompts.append(trace.prompts[old])

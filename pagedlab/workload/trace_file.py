@@ -10,7 +10,7 @@ import gzip
 import math
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -84,7 +84,7 @@ def _lines(file: BinaryIO, limit: int) -> Iterator[tuple[int, bytes | None]]:
 
 
 def csv_rows(
-    path: Path, columns: dict[str, tuple[str, ...]], read: Callable[[dict[str, str]], Row]
+    path: Path, columns: Mapping[str, tuple[str, ...]], read: Callable[[dict[str, str]], Row]
 ) -> Iterator[tuple[int, Row | BadRow]]:
     """The rows of a CSV file with a header, each with the number of its line, blank lines passed over.
 
@@ -107,7 +107,7 @@ def csv_rows(
         raise WorkloadError(f"{one_line(path)}: empty, expected a header and rows")
 
 
-def _header(path: Path, number: int, line: bytes | None, columns: dict[str, tuple[str, ...]]) -> dict[str, int]:
+def _header(path: Path, number: int, line: bytes | None, columns: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
     where = f"{one_line(path)}:{number}"
     try:
         names = [name.strip() for name in _cells(line and line.removeprefix(b"\xef\xbb\xbf"))]

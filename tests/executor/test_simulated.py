@@ -81,7 +81,9 @@ def test_tokens_are_made_up_and_repeatable():
 
 
 def test_a_simulated_step_costs_what_the_cost_model_says():
-    lab = build(settings_of("kv_num_blocks=null", groups=("hardware=a100_40gb", "model=opt_13b"), base=SIMULATED), Interrupts())
+    lab = build(
+        settings_of("kv_num_blocks=null", groups=("hardware=a100_40gb", "model=opt_13b"), base=SIMULATED), Interrupts()
+    )
     cost = lab.executor.cost
     one = Request(0, lab.requests[0].prompt[:100], 3, 3)
     recorder = Recorder()
@@ -92,6 +94,25 @@ def test_a_simulated_step_costs_what_the_cost_model_says():
     assert ends == pytest.approx([prefill, prefill + decode[0], prefill + sum(decode)])
     # The last token takes no slot; 102 tokens lie in 7 blocks of 16.
     assert recorder.steps[-1].usage.tokens == 102
+
+
+@pytest.mark.parametrize("allocator", ["paged", "reserve_max"])
+def test_without_arrivals_in_between_memory_is_the_same_on_every_device(allocator):
+    """The device decides how long a step takes, and nothing else."""
+    seen = []
+    for name in ("a100_40gb", "h200", "l4"):
+        groups = (f"hardware={name}", "model=smollm2_135m", f"allocator={allocator}")
+        lab = built("kv_num_blocks=120", "workload.num_requests=30", "max_model_len=1600", groups=groups)
+        recorder = Recorder()
+        serve(lab.requests, lab.scheduler, lab.executor, recorder)
+        steps = [(s.running, s.waiting, s.batch, s.tokens, s.usage, s.memory_blocked) for s in recorder.steps]
+        seen.append((steps, [record for _, _, record in recorder.preemptions], recorder.steps[-1].end_s))
+    (first, preempted, _), *others = seen
+    assert any(step[5] for step in first)
+    for steps, preemptions, _ in others:
+        assert steps == first
+        assert preemptions == preempted
+    assert len({end for _, _, end in seen}) == 3
 
 
 # ---- models, devices, memory ----------------------------------------------------------------------------------------
@@ -128,7 +149,7 @@ def test_weights_that_do_not_fit_are_refused_with_the_numbers():
 
 @pytest.mark.parametrize("name", ["deepseek_v2_lite", "mixtral_8x7b", "qwen2_5_7b", "smollm2_135m", "tiny_opt"])
 def test_sizes_alone_serve(name):
-    lab = built(groups=(f"model={name}", "hardware=h100"))
+    lab = built("kv_num_blocks=2000", groups=(f"model={name}", "hardware=h100"))
     recorder = Recorder()
     assert serve(lab.requests, lab.scheduler, lab.executor, recorder)
     assert all(seq.status is Status.FINISHED for seq in recorder.sequences)

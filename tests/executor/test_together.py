@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+import textwrap
+from collections import Counter
 from dataclasses import asdict
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedlab.allocator.base import ALLOCATORS
 from pagedlab.allocator.pool import BlockPool
+from pagedlab.core.errors import EngineStalled, InvariantError
 from pagedlab.core.request import Request, SamplingParams, Status
 from pagedlab.engine import serve
-from pagedlab.executor.simulated import SimulatedExecutor
+from pagedlab.executor.simulated import SimulatedExecutor, _Followed
 from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
 from pagedlab.recorder.metrics import summarize
 from pagedlab.recorder.recorder import Recorder
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
+from pagedlab.scheduler.cohort import Cohort
 from pagedlab.scheduler.order.base import ORDERS
 from pagedlab.scheduler.scheduler import Scheduler
 from tests.hardware.devices import cost_model
-
-import numpy as np
 
 BLOCK = 4
 
@@ -63,11 +69,30 @@ def served(requests, together, blocks, allocator, batching, tokens, order, victi
     stop = (lambda: len(recorder.steps) >= stop_after) if stop_after else (lambda: False)
     serve(requests, scheduler, executor, recorder, stop, audit_every)
     kept = [
-        (s.id, s.status, s.computed, s.output, s.token_s, s.finish_s, s.preemptions, s.recomputed_tokens, s.slots_unused)
+        (
+            s.id,
+            s.status,
+            s.computed,
+            s.output,
+            s.token_s,
+            s.finish_s,
+            s.preemptions,
+            s.recomputed_tokens,
+            s.slots_unused,
+        )
         for s in recorder.sequences
     ]
     told = (kept, list(recorder.steps), recorder.preemptions, recorder.stays, a.pool.free_ids(), executor.seen)
     return told, summarize(recorder, blocks, BLOCK, "completed"), recorder
+
+
+def compared(rows, **choices):
+    arrival, requests = 0.0, []
+    for i, (prompt, most, true, gap) in enumerate(rows):
+        arrival += gap
+        ids = np.arange(prompt, dtype=np.int32)
+        requests.append(Request(i, ids, most, true, arrival, SamplingParams(seed=i)))
+    return served(requests, False, **choices), served(requests, True, **choices)
 
 
 REQUESTS = st.lists(
@@ -91,15 +116,61 @@ REQUESTS = st.lists(
 )
 @settings(max_examples=150, deadline=None)
 def test_together_is_the_same_as_each_apart(rows, **choices):
-    arrival, requests = 0.0, []
-    for i, (prompt, most, true, gap) in enumerate(rows):
-        arrival += gap
-        ids = np.arange(prompt, dtype=np.int32)
-        requests.append(Request(i, ids, most, true, arrival, SamplingParams(seed=i)))
-    apart, summary_apart, _ = served(requests, False, **choices)
-    together, summary_together, recorder = served(requests, True, **choices)
+    (apart, summary_apart, _), (together, summary_together, recorder) = compared(rows, **choices)
     for a, b in zip(apart, together, strict=True):
         assert a == b
     assert summary_apart == summary_together
     if not choices["stop_after"]:
         assert all(seq.status in (Status.FINISHED, Status.REFUSED) for seq in recorder.sequences)
+
+
+# A workload in which all of it happens: arrivals amid decodes, chunks, preemptions, several ends in a step.
+BUSY = [(9 + 5 * i % 13, 40, 6 + 7 * i % 23, 0.012 * (i % 3)) for i in range(16)]
+CHOICES = {"allocator": "paged", "batching": "chunked", "tokens": 16, "order": "fcfs", "victim": "last_arrived"}
+CHOICES |= {"blocks": 20, "watermark": 0.0, "audit_every": 1, "stop_after": 0}
+
+
+def test_the_busy_workload_is_busy():
+    _, (_, summary, recorder) = compared(BUSY, **CHOICES)
+    assert summary["preemptions"] > 5
+    assert summary["completed"] == 16
+    ends = Counter(seq.finish_s for seq in recorder.sequences)
+    assert max(ends.values()) > 1
+
+
+FAULTS = {
+    "a_block_comes_a_step_late": (Cohort, "_await_full", "len(self._times) + left", "len(self._times) + left + 1"),
+    "a_block_comes_a_step_early": (Cohort, "_await_full", "len(self._times) + left", "len(self._times) + left - 1"),
+    "who_left_still_grows": (Cohort, "decode", "if self._members.get(m.seq.id) is m", ""),
+    "memory_is_not_looked_at": (Cohort, "decode", "len(full) > self._allocator.pool.num_free", "False"),
+    "the_limit_is_not_looked_at": (Cohort, "decode", "len(self._members) > most", "False"),
+    "slots_are_not_counted": (Cohort, "decode", "self._allocator.fill", "(lambda count: None)"),
+    "times_are_those_of_all_steps": (Cohort, "_settle", "self._times[member.since :]", "self._times[-steps - 1 : -1]"),
+    "an_end_is_not_settled": (Cohort, "leave", "self._settle(member)", "pass"),
+    "nobody_is_told_of_the_end_of_it": (Cohort, "dissolve", "self._dissolved = True", "pass"),
+    "contexts_do_not_grow": (_Followed, "follow", "self._blocks += self._enter[self._steps % self._size]", "pass"),
+    "who_ended_is_still_priced": (_Followed, "follow", "self._enter[enter] -= 1", "pass"),
+    "everybody_goes_on_a_step_longer": (_Followed, "follow", "== self._steps:", "== self._steps - 1:"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_seeded_fault_is_caught(name, monkeypatch):
+    owner, method, old, new = FAULTS[name]
+    source = textwrap.dedent(inspect.getsource(getattr(owner, method)))
+    assert source.count(old) == 1
+    namespace = {}
+    exec(
+        f"from __future__ import annotations\n{source.replace(old, new)}",
+        vars(sys.modules[owner.__module__]),
+        namespace,
+    )
+    monkeypatch.setattr(owner, method, namespace[method])
+    different = False
+    for batching in ("chunked", "prefill_first"):
+        try:
+            (apart, _, _), (together, _, _) = compared(BUSY, **CHOICES | {"batching": batching, "tokens": 5})
+        except (InvariantError, EngineStalled, KeyError):
+            return
+        different |= apart != together
+    assert different

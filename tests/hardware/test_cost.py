@@ -252,7 +252,9 @@ def test_fig_19a_swapping_in_and_out_within_a_fifth(block, published):
 # ---- what is refused, what is said ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("model", "devices", "what"), [("opt_13b", 3, "40 attention heads"), ("mixtral_8x7b", 64, "32")])
+@pytest.mark.parametrize(
+    ("model", "devices", "what"), [("opt_13b", 3, "40 attention heads"), ("mixtral_8x7b", 64, "32")]
+)
 def test_a_model_is_divided_evenly_or_not_at_all(model, devices, what):
     with pytest.raises(ConfigError, match=rf"hardware.tensor_parallel={devices}: expected a divisor .*{what}"):
         cost_model(model, tensor_parallel=devices)

@@ -83,7 +83,10 @@ def test_counts_without_times(write, names):
 def test_json_lines_of_aibrix_and_of_vllm(write):
     aibrix = [
         {"timestamp": 0, "requests": [{"prompt": "x", "prompt_length": 101, "output_length": 7, "session_id": 0}]},
-        {"timestamp": 1500, "requests": [{"prompt_length": 5, "output_length": 2}, {"prompt_length": 6, "output_length": 3}]},
+        {
+            "timestamp": 1500,
+            "requests": [{"prompt_length": 5, "output_length": 2}, {"prompt_length": 6, "output_length": 3}],
+        },
     ]
     path = write("\n".join(map(json.dumps, aibrix)), "trace.jsonl")
     requests = served("request_lines", path, arrival={"process": "recorded"})
@@ -158,7 +161,7 @@ def test_prompts_are_made_up_of_the_seed_and_no_two_begin_alike(write):
     assert all(np.array_equal(a.prompt, b.prompt) for a, b in zip(first, again, strict=True))
     assert not any(np.array_equal(a.prompt, b.prompt) for a, b in zip(first, other, strict=True))
     assert len({tuple(r.prompt[:8]) for r in first}) == 40
-    assert all(r.prompt.dtype == np.int32 and 0 <= r.prompt.min() and r.prompt.max() < 1000 for r in first)
+    assert all(r.prompt.dtype == np.int32 and r.prompt.min() >= 0 and r.prompt.max() < 1000 for r in first)
 
 
 def test_prompts_take_no_memory_of_their_own(write):
@@ -177,7 +180,11 @@ BAD = [
     ("azure", AZURE + "2023-11-16 18:15:46,1,2\nyesterday,1,2\n", "3:TIMESTAMP: 'yesterday', expected a date and time"),
     ("azure", AZURE + "2023-11-16 18:15:46,0,2\n", f"2:ContextTokens: 0, {WHOLE}"),
     ("azure", AZURE + "2023-11-16 18:15:46,1.5,2\n", f"2:ContextTokens: '1.5', {WHOLE}"),
-    ("azure", AZURE + "2023-11-16 18:15:46,7\n", "2:GeneratedTokens: null, expected a value in column 3, and the row has 2"),
+    (
+        "azure",
+        AZURE + "2023-11-16 18:15:46,7\n",
+        "2:GeneratedTokens: null, expected a value in column 3, and the row has 2",
+    ),
     ("burstgpt", burst((1, 5, 0)), f"2:Response tokens: 0, {WHOLE}"),
     ("burstgpt", burst(("nan", 5, 1)), "2:Timestamp: 'nan', expected a number of at least 0"),
     ("burstgpt", burst((-1, 5, 1)), "2:Timestamp: '-1', expected a number of at least 0"),
@@ -191,8 +198,16 @@ BAD = [
     ("request_lines", '{"prompt_tokens": true, "output_tokens": 3}', f"1:prompt_tokens: true, {WHOLE}"),
     ("request_lines", "[1]", "1:row: a list, expected a JSON object"),
     ("request_lines", "{nonsense", "1:row: 'not JSON: Expecting property name"),
-    ("request_lines", '{"requests": [{"prompt_tokens": 1e9, "output_tokens": 3}]}', f"1:requests[0].prompt_tokens: 1000"),
-    ("request_lines", '{"timestamp": -1, "prompt_tokens": 1, "output_tokens": 3}', "1:timestamp: -1, expected a number"),
+    (
+        "request_lines",
+        '{"requests": [{"prompt_tokens": 1e9, "output_tokens": 3}]}',
+        "1:requests[0].prompt_tokens: 1000",
+    ),
+    (
+        "request_lines",
+        '{"timestamp": -1, "prompt_tokens": 1, "output_tokens": 3}',
+        "1:timestamp: -1, expected a number",
+    ),
 ]
 
 
@@ -255,7 +270,10 @@ def test_what_is_no_file_or_no_gzip_is_refused(tmp_path, write):
         ({"duration_s": 0}, "workload.duration_s=0: expected a number from 1e-06"),
         ({"num_requests": 11}, "num_requests=11: expected at most 10"),
         ({"start_s": 1000}, "no row is within the window, which begins 1000 s after the first row"),
-        ({"rate_scale": 2, "arrival": {"process": "at_once"}}, "workload.rate_scale=2: expected 1, as arrivals are not"),
+        (
+            {"rate_scale": 2, "arrival": {"process": "at_once"}},
+            "workload.rate_scale=2: expected 1, as arrivals are not",
+        ),
         ({"arrival": {"rate": 2.0}}, "workload.arrival.rate=2.0: expected null, as recorded arrivals have their own"),
     ],
 )
