@@ -169,7 +169,7 @@ def test_a_seeded_fault_is_caught(name, monkeypatch):
     different = False
     for batching in ("chunked", "prefill_first"):
         try:
-            (apart, _, _), (together, _, _) = compared(BUSY, **CHOICES | {"batching": batching, "tokens": 5})
+            (apart, _, _), (together, _, _) = compared(BUSY, **CHOICES | {"batching": batching, "tokens": 3})
         except (InvariantError, EngineStalled, KeyError):
             return
         different |= apart != together
