@@ -136,7 +136,8 @@ def _num_blocks(settings: Settings, bytes_per_token: int, free_bytes: int) -> in
     blocks = settings.kv_num_blocks or budget(free_bytes) // block_bytes
     if blocks < 1:
         if free_bytes < block_bytes and settings.executor.name == "simulated":
-            said = f"hardware={settings.hardware.name} x {settings.hardware.tensor_parallel}, {free_bytes} bytes left"
+            devices = f"hardware={settings.hardware.name}, tensor_parallel={settings.hardware.tensor_parallel}"
+            said = f"{devices}: weights and activations leave {free_bytes} bytes"
         raise ConfigError(
             f"{said}: less than one block of {settings.block_size} slots, which takes {block_bytes} bytes"
         )

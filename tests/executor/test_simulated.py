@@ -143,8 +143,8 @@ def test_the_kv_budget_is_what_the_device_has_left_unless_it_is_given():
 
 def test_weights_that_do_not_fit_are_refused_with_the_numbers():
     line = refusal(groups=("hardware=l4", "model=opt_66b"))
-    assert line.startswith("hardware=l4 x 1, -")
-    assert "bytes left: less than one block of 16 slots" in line
+    assert line.startswith("hardware=l4, tensor_parallel=1: weights and activations leave -")
+    assert line.endswith("bytes: less than one block of 16 slots, which takes 37748736 bytes")
 
 
 @pytest.mark.parametrize("name", ["deepseek_v2_lite", "mixtral_8x7b", "qwen2_5_7b", "smollm2_135m", "tiny_opt"])

@@ -29,6 +29,7 @@ from pagedlab.scheduler.cohort import Cohort
 from pagedlab.scheduler.order.base import ORDERS
 from pagedlab.scheduler.scheduler import Scheduler
 from tests.hardware.devices import cost_model
+from tests.lab import make_scheduler
 
 BLOCK = 4
 
@@ -122,6 +123,28 @@ def test_together_is_the_same_as_each_apart(rows, **choices):
     assert summary_apart == summary_together
     if not choices["stop_after"]:
         assert all(seq.status in (Status.FINISHED, Status.REFUSED) for seq in recorder.sequences)
+
+
+def test_an_abort_between_steps_leaves_the_others_as_they_were():
+    outputs = {}
+    for together in (False, True):
+        executor = SimulatedExecutor(cost_model(block_size=BLOCK), 40, 50)
+        scheduler = make_scheduler(40, foretold=executor.foretold if together else None)
+        seqs = [scheduler.submit(Request(i, np.arange(9, dtype=np.int32), 20, 20)) for i in range(4)]
+        for step in range(60):
+            if not scheduler.has_work:
+                break
+            if step == 7:
+                scheduler.abort(seqs[1])
+                scheduler.audit()
+            plan = scheduler.schedule()
+            scheduler.commit(plan, executor.execute(plan), float(step))
+        scheduler.audit()
+        assert scheduler.allocator.pool.num_free == 40
+        outputs[together] = [(seq.finish_reason, seq.output, seq.token_s, seq.computed) for seq in seqs]
+    assert outputs[True] == outputs[False]
+    assert outputs[True][1][0] == "abort"
+    assert [len(output) for _, output, _, _ in outputs[True]] == [20, 7, 20, 20]
 
 
 # A workload in which all of it happens: arrivals amid decodes, chunks, preemptions, several ends in a step.
