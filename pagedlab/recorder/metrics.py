@@ -9,6 +9,7 @@ Memory: the split of the slots, weighted by the time that each row of the timeli
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,14 @@ def spread(values: list[float] | np.ndarray) -> dict[str, float | None]:
     return {"mean": float(np.mean(values)), "p50": float(p50), "p90": float(p90), "p99": float(p99)}
 
 
+def _gaps(seqs: list[Sequence]) -> np.ndarray:
+    """Seconds between the tokens of each sequence, all together."""
+    times = [seq.token_s for seq in seqs if len(seq.token_s) > 1]
+    ends = np.cumsum([len(of_one) for of_one in times], dtype=np.int64)
+    flat = np.fromiter(chain.from_iterable(times), np.float64, int(ends[-1]) if len(ends) else 0)
+    return np.delete(np.diff(flat), ends[:-1] - 1)  # what lies between the last of one and the first of the next
+
+
 def ratio(a: float, b: float) -> float:
     return float(a / b) if b else 0.0
 
@@ -108,7 +117,6 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
     computed = sum(s.tokens for s in recorder.steps)
     recomputed = sum(seq.recomputed_tokens for seq in seqs)
     per_request = [latencies(seq) for seq in done]
-    gaps = [np.diff(seq.token_s) for seq in done if len(seq.token_s) > 1]
 
     def of(name: str) -> dict[str, float | None]:
         return spread([value for row in per_request if (value := row[name]) is not None])
@@ -145,7 +153,7 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
         "recompute_tax": ratio(recomputed, computed),
         "ttft_s": of("ttft_s"),
         "tpot_s": of("tpot_s"),
-        "itl_s": spread(np.concatenate(gaps) if gaps else []),
+        "itl_s": spread(_gaps(done)),
         "e2e_s": of("e2e_s"),
         "normalized_latency_s_per_token": of("normalized_latency_s_per_token"),
     }
