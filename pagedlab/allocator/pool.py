@@ -33,10 +33,9 @@ class BlockPool:
         """Hand out the n blocks that were free longest. OutOfBlocks, and nothing changed, where there are fewer."""
         if n > len(self._free):
             raise OutOfBlocks(f"{n} blocks asked, {len(self._free)} free")
-        take, ref = self._free.popitem, self.ref
-        ids = [take(last=False)[0] for _ in range(n)]
+        ids = [self._free.popitem(last=False)[0] for _ in range(n)]
         for block in ids:
-            ref[block] = 1
+            self.ref[block] = 1
         return ids
 
     def take(self, ids: Seq[int]) -> None:
@@ -62,17 +61,16 @@ class BlockPool:
         Deepest block first, so that the start of a sequence, the part most worth keeping, is reused last.
         Releasing what is not held is a fault of the caller: InvariantError, and nothing changed.
         """
-        free, ref = self._free, self.ref
         # Counted one by one only where a block comes twice, or too often: a table that is as it should be has neither.
-        if ids and (len(set(ids)) != len(ids) or min(map(ref.__getitem__, ids)) < 1):
+        if ids and (len(set(ids)) != len(ids) or min(map(self.ref.__getitem__, ids)) < 1):
             for block, times in Counter(ids).items():
-                if ref[block] < times:
-                    raise InvariantError(f"block {block} is released {times} times with {ref[block]} references")
+                if self.ref[block] < times:
+                    raise InvariantError(f"block {block} is released {times} times with {self.ref[block]} references")
         freed = 0
         for block in reversed(ids):
-            ref[block] -= 1
-            if ref[block] == 0:
-                free[block] = None
+            self.ref[block] -= 1
+            if self.ref[block] == 0:
+                self._free[block] = None
                 freed += 1
         return freed
 
