@@ -22,19 +22,24 @@ Foretold = Callable[[Request, int, int], list[int]]
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """rank: place in the order of admission. since: the cohort's steps when it was last up to date."""
+    """since: the cohort's steps when it was last up to date."""
 
     seq: Sequence
-    rank: int
     since: int
 
 
 class Cohort:
-    """The running sequences with one token to feed, each in every decode step: they are in no plan's batch."""
+    """The running sequences that have a token to feed in every decode step: they are in no plan's batch.
+
+    apart: the running sequences that are not among them, under their ids, in order of admission.
+    """
 
     def __init__(self, allocator: Allocator, foretold: Foretold):
         self._allocator = allocator
         self._foretold = foretold
+        self.apart: dict[int, Sequence] = {}
+        self._ranks: dict[int, int] = {}  # id -> place in the order of admission, of all that run
+        self._admissions = 0
         self._members: dict[int, _Member] = {}
         self._times: list[float] = []  # the end of every step that the cohort took
         # Step -> the members whose blocks are full when it begins, those that have left included.
@@ -42,19 +47,35 @@ class Cohort:
         self._joined: list[Sequence] = []
         self._dissolved = False
 
-    def __len__(self) -> int:
-        return len(self._members)
+    def admitted(self, seq: Sequence) -> None:
+        """A sequence has entered the batch: on its own, at first."""
+        self.apart[seq.id] = seq
+        self._ranks[seq.id] = self._admissions
+        self._admissions += 1
 
-    def join(self, seq: Sequence, rank: int) -> None:
-        """A running sequence that has just got a token, from the next decode step on."""
-        member = _Member(seq, rank, len(self._times))
+    def vacated(self, seq: Sequence) -> None:
+        """A sequence that is no member has left the batch."""
+        self.apart.pop(seq.id, None)
+        del self._ranks[seq.id]
+
+    def join(self, seq: Sequence) -> None:
+        """A sequence that has just got a token becomes a member, from the next decode step on."""
+        del self.apart[seq.id]
+        member = _Member(seq, len(self._times))
         self._members[seq.id] = member
         self._joined.append(seq)
         self._await_full(member, len(self._allocator.holdings[seq.id].table), seq.computed)
 
     def decode(self, plan: Plan, most: int) -> bool:
-        """Feed every member its token. False, and nothing planned, when they are more than `most` or need more blocks
-        than are free: the cohort is then dissolved, and each has to be looked at."""
+        """Feed all that decode, and so every member, its token.
+
+        False, and nothing planned, when they are more than `most`, or need more blocks than are free, or one that is no
+        member decodes too (of a prompt's chunks the last may be a single token): the cohort is then dissolved, and
+        each has to be looked at.
+        """
+        if any(seq.to_compute == 1 for seq in self.apart.values()):
+            self.dissolve()
+            return False
         if not self._members:
             return True
         step = len(self._times)
@@ -62,7 +83,7 @@ class Cohort:
         if len(self._members) > most or len(full) > self._allocator.pool.num_free:
             self.dissolve()
             return False
-        for member in sorted(full, key=_rank) if len(full) > 1 else full:
+        for member in sorted(full, key=self._rank) if len(full) > 1 else full:
             self._grow(member, plan)
         self._allocator.fill(len(self._members) - len(full))
         plan.total_tokens += len(self._members)
@@ -84,7 +105,7 @@ class Cohort:
         for member in members:
             self._settle(member)
             del self._members[member.seq.id]
-        return [member.seq for member in sorted(members, key=_rank)]
+        return [member.seq for member in sorted(members, key=self._rank)]
 
     def settle(self) -> None:
         """Bring every member up to date; all stay."""
@@ -92,16 +113,19 @@ class Cohort:
             self._settle(member)
 
     def dissolve(self) -> None:
-        """Bring every member up to date and let all go."""
+        """Bring every member up to date and let all go: whoever is about to look at each, or to take one out of the
+        batch before its end, calls this."""
+        if not self._members:
+            return
         self.settle()
-        if self._members:
-            self._dissolved = True
+        everybody = self.apart | {id: member.seq for id, member in self._members.items()}
+        self.apart = {id: everybody[id] for id in sorted(everybody, key=self._ranks.__getitem__)}
         self._members.clear()
         self._full.clear()
-        self._joined = []
+        self._joined, self._dissolved = [], True
 
-    def __contains__(self, seq: Sequence) -> bool:
-        return seq.id in self._members
+    def _rank(self, member: _Member) -> int:
+        return self._ranks[member.seq.id]
 
     def _told(self, count: int) -> Together:
         told = Together(count, self._joined, self._dissolved)
@@ -134,7 +158,3 @@ class Cohort:
         seq.token_s.extend(self._times[member.since :])
         member.since += steps
         self._allocator.catch_up(seq.id, seq.computed)
-
-
-def _rank(member: _Member) -> int:
-    return member.rank

@@ -50,12 +50,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._rows = list(range(max_num_seqs - 1, -1, -1))
         self._released: list[int] = []
-        # With tokens foretold, those that decode advance together; `_apart`: the running sequences that do not, each
-        # under its id with its place in the order of admission.
-        self._cohort = Cohort(allocator, foretold) if foretold else None
-        self._apart: dict[int, Sequence] = {}
-        self._ranks: dict[int, int] = {}
-        self._admissions = 0
+        self._cohort = Cohort(allocator, foretold) if foretold else None  # of those that decode, who advance together
         self._high_water: dict[int, int] = {}  # sequence id -> tokens computed before it was preempted
 
     # ---- requests ---------------------------------------------------------------------------------------------
@@ -91,7 +86,8 @@ class Scheduler:
             self.order.remove(seq)
             self._high_water.pop(seq.id, None)
         elif seq.status is Status.RUNNING:
-            self.each_apart()
+            if self._cohort is not None:
+                self._cohort.dissolve()
             self._leave(seq)
         else:
             return
@@ -138,8 +134,7 @@ class Scheduler:
                 self._finish(seq, finish, now)
                 finished.append(seq)
             elif self._cohort is not None:
-                self._cohort.join(seq, self._ranks[seq.id])
-                del self._apart[seq.id]
+                self._cohort.join(seq)
         return finished
 
     def settle(self) -> None:
@@ -147,21 +142,12 @@ class Scheduler:
         if self._cohort is not None:
             self._cohort.settle()
 
-    def each_apart(self) -> None:
-        """End the advancing together: whoever is about to look at each, or to take one out, calls this."""
-        if self._cohort is not None and len(self._cohort):
-            self._cohort.dissolve()
-            self._apart = {seq.id: seq for seq in self.running}
-
     # ---- primitives of a batching policy ------------------------------------------------------------------------
 
     def decode_all(self, plan: Plan, most: int) -> None:
         """Feed the pending token of all that decode, in order of admission, until the plan holds `most` tokens."""
-        # Rarely the last token of a prompt is left over: it decodes, but has not joined.
-        if self._cohort is not None and not any(seq.to_compute == 1 for seq in self._apart.values()):
-            if self._cohort.decode(plan, most - plan.total_tokens):
-                return
-            self._apart = {seq.id: seq for seq in self.running}
+        if self._cohort is not None and self._cohort.decode(plan, most - plan.total_tokens):
+            return
         for seq in self.decoding():
             if plan.total_tokens == most:
                 break
@@ -169,12 +155,13 @@ class Scheduler:
 
     def decoding(self) -> list[Sequence]:
         """Running sequences with exactly one token to feed, in order of admission."""
-        self.each_apart()
+        if self._cohort is not None:
+            self._cohort.dissolve()
         return [seq for seq in self.running if seq.to_compute == 1]
 
     def prefilling(self) -> list[Sequence]:
         """Running sequences in the middle of their prompt, in order of admission."""
-        running = self.running if self._cohort is None else self._apart.values()
+        running = self.running if self._cohort is None else self._cohort.apart.values()
         return [seq for seq in running if seq.to_compute > 1]
 
     def prefill(self, plan: Plan, seq: Sequence, num_tokens: int) -> int:
@@ -219,9 +206,7 @@ class Scheduler:
         seq.row, seq.status = self._rows.pop(), Status.RUNNING
         self.running.append(seq)
         if self._cohort is not None:
-            self._apart[seq.id] = seq
-            self._ranks[seq.id] = self._admissions
-            self._admissions += 1
+            self._cohort.admitted(seq)
         plan.admitted.append(Admitted(seq.row, seq.request, seq.token_ids(), list(table)))
         return seq
 
@@ -260,8 +245,8 @@ class Scheduler:
         self.running.remove(seq)
         self._rows.append(seq.row)
         seq.row = -1
-        self._apart.pop(seq.id, None)
-        self._ranks.pop(seq.id, None)
+        if self._cohort is not None:
+            self._cohort.vacated(seq)
 
     # ---- invariants -------------------------------------------------------------------------------------------
 
