@@ -198,7 +198,7 @@ def _show(rows: list[dict[str, Any]], slope: float | None, rooms: dict[str, floa
     if slope is not None:
         console.print(f"seconds a request grow with the number of requests to the power {slope:+.3f}")
     if rooms:
-        shares = Table(title="where the time goes (under the profiler)")
+        shares = Table(title="time by module, profiled")
         shares.add_column("module")
         shares.add_column("share", justify="right")
         for name, share in rooms.items():

@@ -18,6 +18,7 @@ from pagedlab.core.request import Sequence, Status
 from pagedlab.recorder.recorder import Recorder
 
 SCHEMA_VERSION = 1
+_AT_A_TIME = 4096  # sequences: numpy pays once for so many, and holds no more twice
 SPLIT = ("token_states", "reserved", "internal", "block_tail", "cached_idle", "free", "external")
 
 
@@ -90,9 +91,17 @@ def spread(values: list[float] | np.ndarray) -> dict[str, float | None]:
 def _gaps(seqs: list[Sequence]) -> np.ndarray:
     """Seconds between the tokens of each sequence, all together."""
     times = [seq.token_s for seq in seqs if len(seq.token_s) > 1]
-    ends = np.cumsum([len(of_one) for of_one in times], dtype=np.int64)
-    flat = np.fromiter(chain.from_iterable(times), np.float64, int(ends[-1]) if len(ends) else 0)
-    return np.delete(np.diff(flat), ends[:-1] - 1)  # what lies between the last of one and the first of the next
+    gaps = np.empty(sum(map(len, times)) - len(times))
+    filled = 0
+    for first in range(0, len(times), _AT_A_TIME):
+        some = times[first : first + _AT_A_TIME]
+        ends = np.cumsum([len(of_one) for of_one in some])
+        flat = np.fromiter(chain.from_iterable(some), np.float64, int(ends[-1]))
+        # Without what lies between the last token of one and the first of the next.
+        found = np.delete(np.diff(flat), ends[:-1] - 1)
+        gaps[filled : filled + len(found)] = found
+        filled += len(found)
+    return gaps
 
 
 def ratio(a: float, b: float) -> float:
