@@ -9,6 +9,7 @@ COMMANDS = {
     "serve": "serve a workload with a real model or a fake one, measure KV memory and latency; -m sweeps",
     "replay": "replay a trace through eviction policies alone: hit ratio by policy and capacity, with bounds",
     "bench_eviction": "what a reference costs in a flat cache, by eviction policy and capacity",
+    "bench_simulator": "requests a second that the simulator serves, by number of requests",
     "bench_inputs": "what it costs to build the inputs of a decode step",
     "profile_step": "where the time of a step goes, part by part, with the settings of serve",
     "bench_kernels": "attention kernels against attention without pages, and against the read bandwidth",

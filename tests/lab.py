@@ -41,6 +41,7 @@ def make_scheduler(
     victim="last_arrived",
     max_num_seqs=16,
     max_model_len=None,
+    foretold=None,
 ):
     a = ALLOCATORS[allocator](BlockPool(num_blocks, block_size), max_model_len or num_blocks * block_size)
     return Scheduler(
@@ -51,6 +52,7 @@ def make_scheduler(
         PREEMPTIONS["recompute"](a),
         VICTIMS[victim](a),
         max_num_seqs,
+        foretold,
     )
 
 

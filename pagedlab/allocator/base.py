@@ -205,6 +205,22 @@ class Allocator(ABC):
         holding.tokens = num_tokens
         return new
 
+    @property
+    def caches(self) -> bool:
+        """Whether what sequences compute is kept for others."""
+        return False
+
+    def fill(self, count: int) -> None:
+        """`count` decoding sequences each fill one more slot of the blocks they hold: the sums alone; `catch_up` brings
+        their holdings up to date when they are next looked at."""
+        self._tokens += count
+
+    def catch_up(self, key: Key, num_tokens: int) -> None:
+        """The sequence holds `num_tokens` tokens, which the sums know already."""
+        holding = self.holdings[key]
+        holding.tokens = num_tokens
+        holding.promised = max(holding.promised, num_tokens)
+
     def release(self, key: Key) -> int:
         """Take back all that a sequence holds; returns how many blocks became free. Nothing held: 0, no error."""
         holding = self.holdings.pop(key, None)

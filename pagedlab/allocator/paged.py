@@ -51,6 +51,14 @@ class PagedAllocator(Allocator):
                 return usable
         return None
 
+    @property
+    def caches(self) -> bool:
+        return self.prefixes is not None
+
+    def fill(self, count: int) -> None:
+        super().fill(count)
+        self._promised += count  # nothing was promised beyond the tokens known
+
     def cached_tokens(self, seq: Sequence) -> int:
         return self.prefixes.match(seq).num_tokens(self.pool.block_size) if self.prefixes is not None else 0
 

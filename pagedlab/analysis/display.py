@@ -41,7 +41,7 @@ class Display:
         self._out.print(
             f"KV cache: {pool.num_blocks} blocks x {pool.block_size} slots = {slots} tokens, "
             f"{slots * lab.kv_bytes_per_token / 2**20:.1f} MiB; "
-            f"{len(lab.requests)} requests, max_model_len {lab.max_model_len}",
+            f"{len(lab.requests)} requests, max_model_len {lab.max_model_len}; KV memory by {lab.kv_budget}",
             highlight=False,
             soft_wrap=True,
         )

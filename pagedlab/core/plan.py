@@ -63,6 +63,20 @@ class Preemption:
 
 
 @dataclass(slots=True)
+class Together:
+    """The decoding sequences that advance as one, so that a step need not look at each: only for an executor that
+    foretells its tokens. They are not in the plan's batch.
+
+    count: of them, each feeds one token in this step; 0: none of them runs. joined: those that came to them since the
+    plan before. dissolved: before that, all who were among them went back to run on their own.
+    """
+
+    count: int
+    joined: list[Sequence]
+    dissolved: bool
+
+
+@dataclass(slots=True)
 class Plan:
     """One step. Deltas of the block tables come in the order released, forked, admitted, grown; then the blocks are
     copied, no destination of which is a source or comes twice; then the work is run.
@@ -83,6 +97,12 @@ class Plan:
     num_tokens: list[int] = field(default_factory=list)
     memory_blocked: bool = False
     total_tokens: int = 0
+    together: Together | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences run in this step."""
+        return len(self.batch) + (self.together.count if self.together else 0)
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
         self.batch.append(seq)
@@ -122,7 +142,7 @@ class Outcome:
     "length", or None to go on. seconds: how long it took, on the executor's clock, copy_s of them for the copies.
     choices: for each batch[i] of a request of several outputs that sampled. Of a trunk: one for each branch; of a
     branch: its token; of a beam search: the best candidates, best first, at least 2 x beam_width, of which tokens[i]
-    is the first.
+    is the first. ended: of the sequences that advanced together, those that ended, by length.
     """
 
     tokens: list[int]
@@ -130,3 +150,4 @@ class Outcome:
     seconds: float
     choices: dict[int, list[Choice]] = field(default_factory=dict)
     copy_s: float = 0.0
+    ended: list[Sequence] = field(default_factory=list)

@@ -189,6 +189,11 @@ class Sequence:
     def num_feeding(self) -> int:
         return len(self.parts) if self.forked else 1
 
+    @property
+    def pending(self) -> int:
+        """Tokens that the request still has to feed: once it has forked, of the branch that has the most."""
+        return max(part.to_compute for part in self.parts) if self.forked else self.to_compute
+
     def token_ids(self) -> np.ndarray:
         """All known tokens, int32 [num_tokens]."""
         if not self.output:

@@ -10,7 +10,7 @@ from pathlib import Path
 from pagedlab.core.clock import Clock
 from pagedlab.core.plan import Outcome, Plan
 from pagedlab.core.registry import Registry
-from pagedlab.core.request import SamplingParams, Sequence
+from pagedlab.core.request import Request, SamplingParams, Sequence
 from pagedlab.model.shape import ModelShape
 from pagedlab.settings import Settings
 
@@ -34,6 +34,10 @@ class Executor(ABC):
     kernel_name: str | None = None
     """The attention kernel it runs, where it runs one: what `kernel=auto` came to."""
 
+    foretold: Callable[[Request, int, int], list[int]] | None = None
+    """For an executor whose tokens depend on no KV: (request, start, stop) -> its output tokens start to stop. The
+    scheduler may then advance decoding sequences together (`Plan.together`), and execute must follow that."""
+
     @classmethod
     @abstractmethod
     def create(cls, settings: Settings, folder: Path | None, shape: ModelShape, cache: CachePlan) -> Executor:
@@ -46,7 +50,7 @@ class Executor(ABC):
         """Give back what it holds."""
 
 
-EXECUTORS: Registry[type[Executor]] = Registry("executor", "pagedlab.executor", ("torch", "fingerprint"))
+EXECUTORS: Registry[type[Executor]] = Registry("executor", "pagedlab.executor", ("torch", "fingerprint", "simulated"))
 
 
 def num_candidates(sampling: SamplingParams, num_eos_tokens: int) -> int:
@@ -58,10 +62,13 @@ def num_candidates(sampling: SamplingParams, num_eos_tokens: int) -> int:
 def finish_reason(seq: Sequence, token: int, eos_token_ids: frozenset[int]) -> str | None:
     """Whether `token`, just sampled, ends the sequence: "stop" at an end-of-sequence token (unless ignore_eos),
     "length" at the true length, where it is known, or at max_tokens."""
-    request = seq.request
-    if token in eos_token_ids and not request.sampling.ignore_eos:
+    if token in eos_token_ids and not seq.request.sampling.ignore_eos:
         return "stop"
-    limit = request.max_tokens
-    if request.true_output_tokens is not None:
-        limit = min(limit, request.true_output_tokens)
-    return "length" if len(seq.output) + 1 >= limit else None
+    return "length" if len(seq.output) + 1 >= output_limit(seq.request) else None
+
+
+def output_limit(request: Request) -> int:
+    """The most tokens that the request will generate: its true length, where it is known, or max_tokens."""
+    if request.true_output_tokens is None:
+        return request.max_tokens
+    return min(request.max_tokens, request.true_output_tokens)

@@ -11,7 +11,7 @@ from pagedlab.settings import ModelSettings
 
 
 def read_config(settings: ModelSettings, folder: Path | None) -> dict[str, Any]:
-    """The config of the model in `folder`; of a random model (folder None) the one in the settings.
+    """The config of the model in `folder` (or in that file); for None the one in the settings.
 
     `eos_token_id` is generation_config.json's where the folder has one: chat models end their answers with other
     tokens than the base model's. A config in the settings must say all sizes itself. ModelError if there is none,
@@ -20,8 +20,9 @@ def read_config(settings: ModelSettings, folder: Path | None) -> dict[str, Any]:
     if folder is None:
         config, where = dict(settings.config), f"model={settings.name}: config"
     else:
-        config, where = read_json(folder / "config.json"), str(folder / "config.json")
-        generation = folder / "generation_config.json"
+        file = folder if folder.is_file() else folder / "config.json"
+        config, where = read_json(file), str(file)
+        generation = file.parent / "generation_config.json"
         eos = read_json(generation).get("eos_token_id") if generation.is_file() else None
         if eos is not None:
             config["eos_token_id"] = eos

@@ -26,11 +26,27 @@ def model_folder(settings: ModelSettings, weights: bool = True) -> Path | None:
         return folder
     if settings.source == "random":
         return None
+    if settings.source == "shape":
+        if weights:
+            raise ModelError(
+                f"model={settings.name}: its sizes are known and nothing else: expected executor=simulated, or the "
+                "model itself by model.path"
+            )
+        return None
     if settings.source == "smollm2":
         return converted_folder()
     if settings.source == "path":
         raise ModelError("model.path=null: expected a folder or a hub id, as model.source=path says")
-    raise ModelError(f"model.source={settings.source}: no such source, expected one of smollm2, path, random")
+    raise ModelError(f"model.source={settings.source}: no such source, expected one of smollm2, path, random, shape")
+
+
+def shape_place(settings: ModelSettings) -> Path | None:
+    """Where a simulation reads the sizes of a model: its folder, or a config.json itself; None: in the settings."""
+    if settings.path is None and settings.config:
+        return None
+    if settings.path is not None and (file := Path(settings.path).expanduser()).is_file():
+        return file
+    return model_folder(settings, weights=False)
 
 
 def _local_or_hub(path: str, revision: str | None, weights: bool) -> Path:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -16,6 +17,7 @@ from pagedlab.recorder.metrics import SPLIT, latencies, split_over_time
 from pagedlab.recorder.recorder import Recorder
 
 _TEMPORARY = ".tmp-"
+_MOST_IN_A_LIST = 2**30  # Arrow counts what a part of a list column holds in 32 bits
 
 
 def write_run_folder(
@@ -92,7 +94,7 @@ def requests_table(recorder: Recorder) -> pa.Table:
             "recomputed_tokens": pa.array([s.recomputed_tokens for s in seqs], pa.int64()),
             "cached_tokens": pa.array([s.cached_tokens for s in seqs], pa.int64()),
             "token_s": pa.array([s.token_s for s in seqs], pa.list_(seconds)),
-            "prompt_token_ids": pa.array([s.request.prompt.tolist() for s in seqs], pa.list_(pa.int32())),
+            "prompt_token_ids": _token_lists([s.request.prompt for s in seqs]),
             "output_token_ids": pa.array([of[0].token_ids for of in outputs], pa.list_(pa.int32())),
             "further_output_token_ids": pa.array(
                 [[output.token_ids for output in of[1:]] for of in outputs], pa.list_(pa.list_(pa.int32()))
@@ -100,6 +102,20 @@ def requests_table(recorder: Recorder) -> pa.Table:
             "output_scores": pa.array([[output.score for output in of] for of in outputs], pa.list_(seconds)),
         }
     )
+
+
+def _token_lists(rows: list[np.ndarray]) -> pa.ChunkedArray:
+    """int32 arrays as a column of lists, without making every token a Python object."""
+    ends = np.cumsum([0, *map(len, rows)])
+    parts, first = [], 0
+    while first < len(rows):
+        last = int(np.searchsorted(ends, ends[first] + _MOST_IN_A_LIST, side="right")) - 1
+        last = max(last, first + 1)
+        offsets = pa.array(ends[first : last + 1] - ends[first], pa.int32())
+        values = pa.array(np.concatenate(rows[first:last]), pa.int32())
+        parts.append(pa.ListArray.from_arrays(offsets, values))
+        first = last
+    return pa.chunked_array(parts, pa.list_(pa.int32()))
 
 
 def latency_names() -> tuple[str, ...]:

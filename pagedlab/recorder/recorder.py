@@ -90,7 +90,7 @@ class Recorder:
                 end_s=end,
                 running=running,
                 waiting=waiting,
-                batch=len(plan.batch),
+                batch=plan.num_sequences,
                 tokens=plan.total_tokens,
                 prefill_tokens=sum(n for n in plan.num_tokens if n > 1),
                 usage=usage,
@@ -100,7 +100,7 @@ class Recorder:
                 copy_s=outcome.copy_s,
             )
         )
-        self.output_tokens += sum(token >= 0 for token in outcome.tokens)
+        self.output_tokens += sum(token >= 0 for token in outcome.tokens) + plan.num_sequences - len(plan.batch)
         self._on_progress(self)
 
     def _left(self, seq: Sequence, before_step: int) -> None:

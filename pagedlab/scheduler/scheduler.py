@@ -16,6 +16,7 @@ from pagedlab.preemption.base import Preemption
 from pagedlab.preemption.victim.base import Victim
 from pagedlab.scheduler.admission.base import Admission
 from pagedlab.scheduler.beam import BeamSearch
+from pagedlab.scheduler.cohort import Cohort, Foretold
 from pagedlab.scheduler.group import Group, Samples
 from pagedlab.scheduler.order.base import Order
 
@@ -42,6 +43,7 @@ class Scheduler:
         preemption: Preemption,
         victim: Victim,
         max_num_seqs: int,
+        foretold: Foretold | None = None,
     ):
         self.allocator = allocator
         self.order = order
@@ -56,6 +58,7 @@ class Scheduler:
         self._released: list[int] = []
         self._forked: list[Fork] = []
         self._copies: list[Copy] = []
+        self._cohort = Cohort(allocator, foretold) if foretold else None  # of those that decode, who advance together
         self._high_water: dict[Key, int] = {}  # tokens computed of a sequence before it was preempted
 
     # ---- requests ---------------------------------------------------------------------------------------------
@@ -105,8 +108,10 @@ class Scheduler:
             for part in seq.parts:
                 self._high_water.pop(part.key, None)
         elif seq.status is Status.RUNNING:
+            if self._cohort is not None:
+                self._cohort.dissolve()
             self._leave(seq, seq.parts)
-            self.running.remove(seq)
+            self._stop(seq)
         else:
             return
         self._groups.pop(seq.id, None)
@@ -135,6 +140,8 @@ class Scheduler:
         self._released, self._forked, self._copies = [], [], []
         self.batching.fill(plan, self)
         plan.memory_blocked = bool(plan.preempted) or self._head_lacks_blocks()
+        if self._cohort is not None:
+            self._cohort.tell(plan)
         return plan
 
     def commit(self, plan: Plan, outcome: Outcome, now: float) -> list[Sequence]:
@@ -142,6 +149,13 @@ class Scheduler:
         after the last of them their trunk."""
         finished = []
         self.allocator.step_over()
+        if self._cohort is not None and plan.together is not None and plan.together.count:
+            ended = {seq.id for seq in outcome.ended}
+            for seq in self._cohort.took(now, outcome.ended):
+                self.allocator.computed(seq)
+                if seq.id in ended:
+                    self._finish(seq, "length", now)
+                    finished.append(seq)
         offers: dict[int, list[list[Choice]]] = {}  # request id -> what its sequences may go on with
         for i, (seq, fed, token, finish) in enumerate(
             zip(plan.batch, plan.num_tokens, outcome.tokens, outcome.finish, strict=True)
@@ -159,13 +173,19 @@ class Scheduler:
             seq.output.append(token)
             seq.token_s.append(now)
             if finish is not None:
-                self._leave(seq, [seq])
-                self.running.remove(seq)
-                seq.status, seq.finish_reason, seq.finish_s = Status.FINISHED, finish, now
+                self._finish(seq, finish, now)
                 finished.append(seq)
+            elif self._cohort is not None:
+                self._cohort.join(seq)
         for request_id, offered in offers.items():
             finished += self._advance(self._groups[request_id], offered, now)
         return finished
+
+    def _finish(self, seq: Sequence, reason: str, now: float) -> None:
+        """A request of a single output has ended."""
+        self._leave(seq, [seq])
+        self._stop(seq)
+        seq.status, seq.finish_reason, seq.finish_s = Status.FINISHED, reason, now
 
     def _advance(self, group: Group, offered: list[list[Choice]], now: float) -> list[Sequence]:
         """The sequences of a request go on, fork and end as their group says. Returns those that finished."""
@@ -192,7 +212,7 @@ class Scheduler:
             self._leave(trunk, finished)
         trunk.forked, trunk.row = True, -1
         if not trunk.parts:
-            self.running.remove(trunk)
+            self._stop(trunk)
             del self._groups[trunk.id]
             trunk.status, trunk.finish_s = Status.FINISHED, now
             finished.append(trunk)
@@ -207,15 +227,32 @@ class Scheduler:
             first.row, heir.row = heir.row, first.row
             trunk.index = heir.index
 
+    def settle(self) -> None:
+        """Bring what the running sequences say of themselves up to date, where they advance together."""
+        if self._cohort is not None:
+            self._cohort.settle()
+
     # ---- primitives of a batching policy ------------------------------------------------------------------------
+
+    def decode_all(self, plan: Plan, most: int) -> None:
+        """Feed the pending token of all that decode, in order of admission, until the plan holds `most` tokens."""
+        if self._cohort is not None and self._cohort.decode(plan, most - plan.total_tokens):
+            return
+        for seq in self.decoding():
+            if plan.total_tokens + seq.num_feeding > most:
+                break
+            self.decode(plan, seq)
 
     def decoding(self) -> list[Sequence]:
         """Running requests with exactly one token to feed, each of their sequences, in order of admission."""
-        return [seq for seq in self.running if (_lag(seq) if seq.forked else seq.to_compute) == 1]
+        if self._cohort is not None:
+            self._cohort.dissolve()
+        return [seq for seq in self.running if seq.pending == 1]
 
     def prefilling(self) -> list[Sequence]:
         """Running requests in the middle of their prompt, or of what they generated before a preemption."""
-        return [seq for seq in self.running if (_lag(seq) if seq.forked else seq.to_compute) > 1]
+        running = self.running if self._cohort is None else self._cohort.apart.values()
+        return [seq for seq in running if seq.pending > 1]
 
     def prefill(self, plan: Plan, seq: Sequence, budget: int) -> int:
         """Feed the next tokens of a prompt, whose blocks it has held since its admission. Returns how many.
@@ -290,6 +327,8 @@ class Scheduler:
         seq.computed = grant.filled
         seq.cached_tokens += grant.filled
         self.running.append(seq)
+        if self._cohort is not None:
+            self._cohort.admitted(seq)
         plan.admitted.append(Admitted(seq.row, seq.request, seq.token_ids(), grant.table, grant.filled))
         plan.copies += [Copy(seq.row, *pair) for pair in grant.copies]
         return seq
@@ -312,7 +351,7 @@ class Scheduler:
             self.allocator.settle(part)
         freed, lost = self.preemption.preempt(victim)
         plan.released += self._vacate(parts)
-        self.running.remove(victim)
+        self._stop(victim)
         for stopped in (victim, *parts):
             stopped.status, stopped.row = Status.PREEMPTED, -1
         victim.forked = False
@@ -337,6 +376,12 @@ class Scheduler:
             holder = request if part.key == request.key and not request.forked else part
             part.slots_unused = self.allocator.unused(part.key, holder.computed)
 
+    def _stop(self, request: Sequence) -> None:
+        """A request runs no longer."""
+        self.running.remove(request)
+        if self._cohort is not None:
+            self._cohort.vacated(request)
+
     def _vacate(self, parts: list[Sequence]) -> list[int]:
         """Take back the rows of these sequences; returns them."""
         rows = [part.row for part in parts]
@@ -349,6 +394,7 @@ class Scheduler:
 
     def audit(self) -> None:
         """Check the allocator and what binds it to the queue: InvariantError names the first fault."""
+        self.settle()
         self.allocator.audit()
         feeding = {seq.key for request in self.running for seq in request.feeding}
         parts = {part.key: part for request in self.running for part in request.parts}
@@ -365,8 +411,3 @@ class Scheduler:
         for seq in self.order.sequences():
             if seq.computed or seq.row != -1 or seq.status not in (Status.WAITING, Status.PREEMPTED):
                 raise InvariantError(f"sequence {seq.id} waits with {seq.computed} computed tokens, row {seq.row}")
-
-
-def _lag(trunk: Sequence) -> int:
-    """Tokens that a request that has forked still has to feed, of the branch that has the most."""
-    return max(part.to_compute for part in trunk.parts)

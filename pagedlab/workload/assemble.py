@@ -36,7 +36,11 @@ def assemble(drafts: list[Draft], arrival: ArrivalSettings, sampling: SamplingSe
     Where end-of-sequence is obeyed (ignore_eos false) nobody knows how long an output gets: the drafted length is
     withheld, and only the model's own token or max_tokens ends it. Raises ConfigError for bad arrivals.
     """
-    times = arrival_times(arrival, len(drafts), seed)
+    return requests_at(drafts, arrival_times(arrival, len(drafts), seed), sampling, seed)
+
+
+def requests_at(drafts: list[Draft], times: np.ndarray, sampling: SamplingSettings, seed: int) -> list[Request]:
+    """The same for times already known: float64 [drafts], ascending."""
     return [
         Request(
             id=position,

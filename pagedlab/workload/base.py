@@ -29,4 +29,6 @@ class PromptTokenizer(Protocol):
 # (the option's settings, sampling, tokenizer, seed) -> requests with ids 0..n-1, in order of arrival.
 Workload = Callable[[Any, SamplingSettings, PromptTokenizer, int], list[Request]]
 
-WORKLOADS: Registry[Workload] = Registry("workload", "pagedlab.workload", ("sharegpt", "synthetic"))
+WORKLOADS: Registry[Workload] = Registry(
+    "workload", "pagedlab.workload", ("sharegpt", "synthetic", "azure", "burstgpt", "token_counts", "request_lines")
+)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pagedlab.core.errors import WorkloadError
-from pagedlab.settings import TraceSettings
+from pagedlab.settings import BlockTraceSettings
 from pagedlab.workload.block_trace import BlockRequest, block_id
 from pagedlab.workload.checks import one_line, shown
 from pagedlab.workload.jsonfile import LINE_LIMIT, regular_file
@@ -15,7 +15,7 @@ from pagedlab.workload.jsonfile import LINE_LIMIT, regular_file
 _SEPARATOR = re.compile(rb"[\s,]+")
 
 
-def read(settings: TraceSettings, path: Path) -> Iterator[BlockRequest]:
+def read(settings: BlockTraceSettings, path: Path) -> Iterator[BlockRequest]:
     """The requests of a text file, in its order: the ids of a line, decimal, with blanks or commas between them, are
     the blocks of one request. So a file of one id a line is a flat trace. Blank lines are skipped.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedlab.core.errors import WorkloadError
-from pagedlab.settings import TraceSettings
+from pagedlab.settings import BlockTraceSettings
 from pagedlab.workload.block_trace import BlockRequest, block_id
 from pagedlab.workload.checks import LARGEST, one_line, shown
 from pagedlab.workload.jsonfile import json_objects
@@ -16,7 +16,7 @@ LONGEST_MS = 1e15
 """Of a timestamp: thirty thousand years, beyond which milliseconds are no longer told apart."""
 
 
-def read(settings: TraceSettings, path: Path) -> Iterator[BlockRequest]:
+def read(settings: BlockTraceSettings, path: Path) -> Iterator[BlockRequest]:
     """The requests of a file, in its order. A hash id stands for a block with all that lies before it.
 
     timestamp is in milliseconds and may not go back. Each of hash_ids is a block of `block_tokens` tokens, the last

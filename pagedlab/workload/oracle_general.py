@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pagedlab.core.errors import WorkloadError
-from pagedlab.settings import TraceSettings
+from pagedlab.settings import BlockTraceSettings
 from pagedlab.workload.block_trace import BlockRequest
 from pagedlab.workload.checks import one_line
 from pagedlab.workload.jsonfile import regular_file
@@ -17,7 +17,7 @@ RECORD = struct.Struct("<IQIq")
 _AT_ONCE = 65536
 
 
-def read(settings: TraceSettings, path: Path) -> Iterator[BlockRequest]:
+def read(settings: BlockTraceSettings, path: Path) -> Iterator[BlockRequest]:
     """A request of one block for each reference, in order. Sizes are not looked at, every object is one block, and
     next accesses are computed anew. Time may not go back. WorkloadError where the file is no such trace."""
     name = one_line(path)

@@ -112,7 +112,13 @@ def test_an_error_of_the_user_is_one_line_before_any_model_is_loaded(tmp_path, w
 def test_help_teaches_and_loads_neither_torch_nor_transformers(tmp_path):
     done = call("--help", env={"PYTHONPROFILEIMPORTTIME": "1"})
     assert done.returncode == 0
-    for words in ("allocator: oracle, paged", "max_num_batched_tokens", "hydra.run.dir=DIR", "-m +experiment="):
+    for words in (
+        "allocator: oracle, paged",
+        "max_num_batched_tokens",
+        "hydra.run.dir=DIR",
+        "-m +experiment=",
+        "executor=simulated hardware=",
+    ):
         assert words in done.stdout
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "hydra" in imported  # the list is real

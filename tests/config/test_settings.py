@@ -39,7 +39,8 @@ SERVED = [choice for choice in CHOICES if choice[0] != "experiment" and choice n
 
 @pytest.mark.parametrize(("group", "name"), SERVED)
 def test_every_option_composes_with_the_defaults_and_is_what_it_is_called(group, name):
-    settings = load_settings(composed(f"{group}={name}", base=()))
+    base = ("executor=simulated",) if group == "hardware" else ()  # a real run knows no other device than its own
+    settings = load_settings(composed(f"{group}={name}", base=base))
     assert getattr(settings, group).name == name
 
 
@@ -168,14 +169,20 @@ BAD = [
     ("block_sise=16", "block_sise: no such setting, did you mean block_size?"),
     ("+block_sise=16", "block_sise: no such setting, did you mean block_size?"),
     ("++block_sise=16", "block_sise: no such setting, did you mean block_size?"),
-    ("+foo.bar=1", "foo: no such setting, expected one of allocator, audit_every, block_size, executor, kernel, "),
+    (
+        "+foo.bar=1",
+        "foo: no such setting, expected one of allocator, audit_every, block_size, executor, hardware, kernel, ",
+    ),
     ("sampling.temprature=1", "sampling.temprature: no such setting, did you mean temperature?"),
     ("+sampling.x=1", "sampling.x: no such setting, expected one of ignore_eos, temperature, top_k, top_p"),
     ("workload.arival.rate=2", "workload.arival: no such setting, did you mean arrival?"),
     ("+workload.arrival.raet=2", "workload.arrival.raet: no such setting, did you mean rate?"),
     ("workload.arrival.raet=2", "workload.arrival.raet: no such setting, did you mean rate?"),
     ("+workload.prompt.hgih=2", "workload.prompt.hgih: no such setting, did you mean high?"),
-    ("+model.x=1", "model.x: no such setting, expected one of config, dtype, name, path, revision, seed, source"),
+    (
+        "+model.x=1",
+        "model.x: no such setting, expected one of config, dtype, name, path, provenance, revision, seed, source",
+    ),
     ("+allocator.x=1", "allocator.x: no such setting, expected one of name"),
     ("+executor.x.y=3", "executor.x: no such setting, expected one of eos_token_id, name, step_s, token_s, vocab_size"),
     ("executor.device=cpu", "executor.device: no such setting here, only with executor=torch"),
@@ -243,6 +250,10 @@ BAD = [
     ("model.path=[a]", "model.path: Cannot convert 'ListConfig' to string: '['a']'"),
     ("sampling=3", "sampling: Invalid type assigned: int is not a subclass of SamplingSettings. value: 3"),
     ("sampling=null", "sampling: field 'sampling' is not Optional"),
+    ("hardware.tensor_parallel=0", "hardware.tensor_parallel=0: expected at least 1"),
+    ("hardware.gemm_memory_efficiency=1.2", "hardware.gemm_memory_efficiency=1.2: expected more than 0 and at most 1"),
+    ("hardware.bandwidth_gb_s=0", "hardware.bandwidth_gb_s=0.0: expected at least 1e-09"),
+    ("hardware.host_step_us=nan", "hardware.host_step_us=nan: expected at least 0"),
     ("model.config=3", "model.config: Cannot assign int to Dict[str, Any]"),
     ("model.config=null", "model.config: field 'model.config' is not Optional"),
     (

@@ -12,6 +12,7 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -450,3 +451,14 @@ def test_a_run_folder_that_is_a_file_is_an_error(tmp_path):
     with pytest.raises(OSError, match="File exists"):
         write(tmp_path / "run", 1)
     assert (tmp_path / "run").read_text() == "mine"
+
+
+def test_a_column_of_tokens_is_parted_where_one_part_would_be_too_long(monkeypatch):
+    rows = [np.arange(n, dtype=np.int32) for n in (3, 2, 0, 9, 1, 4)]
+    whole = folder_module._token_lists(rows)
+    monkeypatch.setattr(folder_module, "_MOST_IN_A_LIST", 5)
+    parted = folder_module._token_lists(rows)
+    assert whole.num_chunks == 1
+    assert parted.num_chunks == 3  # the row of 9 has one of its own
+    assert parted.to_pylist() == whole.to_pylist() == [row.tolist() for row in rows]
+    assert parted.type == folder_module._token_lists([]).type == pa.list_(pa.int32())

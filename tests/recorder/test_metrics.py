@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from pagedlab.allocator.base import ALLOCATORS
+from pagedlab.core.request import Sequence
+from pagedlab.recorder import metrics
 from pagedlab.recorder.metrics import SPLIT, durations, latencies, split_over_time
 from tests.lab import request
 from tests.recorder.served import FRACTIONS, served, split_rows
@@ -470,3 +472,17 @@ def test_the_runs_above_hold_what_they_are_for(any_run):
         recorder, summary = any_run(allocator, seed)
         assert summary["memory_blocked_fraction"] > 0
         assert any(step.batch == 0 for step in recorder.steps)
+
+
+def test_gaps_are_those_of_each_sequence_alone_however_many_are_taken_at_a_time(monkeypatch):
+    rng = np.random.default_rng(0)
+    seqs = []
+    for tokens in (1, 5, 0, 2, 9, 3, 1, 4):
+        seq = Sequence(request(3, 10))
+        seq.token_s = np.cumsum(rng.random(tokens)).tolist()
+        seqs.append(seq)
+    alone = np.concatenate([np.diff(seq.token_s) for seq in seqs if len(seq.token_s) > 1])
+    for at_a_time in (1, 2, 3, 100):
+        monkeypatch.setattr(metrics, "_AT_A_TIME", at_a_time)
+        assert metrics._gaps(seqs).tolist() == alone.tolist()
+    assert len(metrics._gaps([])) == 0

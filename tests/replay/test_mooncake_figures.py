@@ -10,7 +10,7 @@ import pytest
 from pagedlab.replay.bounds import infinite_hits
 from pagedlab.replay.cache import replay_flat, replay_prefix
 from pagedlab.replay.trace import Trace
-from pagedlab.settings import TraceSettings
+from pagedlab.settings import BlockTraceSettings
 from pagedlab.workload.mooncake import read
 from tests.eviction.lab import policy
 
@@ -26,7 +26,7 @@ def trace(tmp_path_factory):
         pytest.skip("the trace is not beside this repository")
     path = tmp_path_factory.mktemp("mooncake") / "trace.jsonl"
     path.write_bytes(gzip.decompress(PACKED.read_bytes()))
-    settings = TraceSettings("mooncake", str(path), 512, None)
+    settings = BlockTraceSettings("mooncake", str(path), 512, None)
     requests = list(read(settings, path))
     return Trace([r.blocks for r in requests], [r.time_s for r in requests], 512)
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pagedlab.core.errors import WorkloadError
-from pagedlab.settings import TraceSettings
+from pagedlab.settings import BlockTraceSettings
 from pagedlab.workload import ids, jsonfile, mooncake, oracle_general
 from pagedlab.workload.oracle_general import RECORD
 
@@ -15,7 +15,7 @@ READERS = {"mooncake": mooncake.read, "ids": ids.read, "oracle_general": oracle_
 
 
 def read(name, path):
-    return list(READERS[name](TraceSettings(name, str(path), 512, None), path))
+    return list(READERS[name](BlockTraceSettings(name, str(path), 512, None), path))
 
 
 def line(**changes):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Batching(ABC):
-    """Fills a plan by the scheduler's primitives `decode`, `prefill` and `admit_next`, within `max_tokens` tokens."""
+    """Fills a plan by the scheduler's primitives `decode_all`, `prefill`, `admit_next`, within `max_tokens` tokens."""
 
     def __init__(self, max_tokens: int):
         self.max_tokens = max_tokens

@@ -15,10 +15,7 @@ class Chunked(Batching):
     """
 
     def fill(self, plan: Plan, scheduler: Scheduler) -> None:
-        for seq in scheduler.decoding():
-            if plan.total_tokens + seq.num_feeding > self.max_tokens:
-                break
-            scheduler.decode(plan, seq)
+        scheduler.decode_all(plan, self.max_tokens)
         budget = self.max_tokens - plan.total_tokens
         for seq in scheduler.prefilling():
             if budget == 0:

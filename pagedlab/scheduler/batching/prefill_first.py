@@ -26,12 +26,8 @@ class PrefillFirst(Batching):
             budget -= scheduler.prefill(plan, seq, budget)
         while (new := scheduler.admit_next(plan, partial(self._fits, scheduler, budget))) is not None:
             budget -= scheduler.prefill(plan, new, budget)
-        if plan.batch:
-            return
-        for seq in scheduler.decoding():
-            if plan.total_tokens + seq.num_feeding > self.max_tokens:
-                break
-            scheduler.decode(plan, seq)
+        if not plan.batch:
+            scheduler.decode_all(plan, self.max_tokens)
 
     def _fits(self, scheduler: Scheduler, budget: int, seq: Sequence) -> bool:
         return seq.to_compute - scheduler.allocator.cached_tokens(seq) <= budget or budget == self.max_tokens

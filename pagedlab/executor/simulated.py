@@ -1,0 +1,167 @@
+"""No forward at all: each step costs what the cost model says of `hardware`, on a virtual clock.
+
+The scheduler, the allocator and every policy run as they do with a model; only tokens are made up and time is priced.
+No torch, no transformers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from math import log
+from pathlib import Path
+
+import psutil
+
+from pagedlab.core.clock import VirtualClock
+from pagedlab.core.errors import ConfigError, InvariantError
+from pagedlab.core.mixing import mix, uniform
+from pagedlab.core.plan import Choice, Outcome, Plan, Together
+from pagedlab.core.request import Request, Sequence
+from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason, num_candidates, output_limit
+from pagedlab.hardware.cost import CostModel, StepWork
+from pagedlab.model.architecture import architecture_of
+from pagedlab.model.config import read_config
+from pagedlab.model.dtype import dtype_bytes
+from pagedlab.model.shape import ModelShape
+from pagedlab.settings import Settings
+
+# Python holds each of the ints below 257 once, so a list of them takes 8 bytes a token and no object.
+_DISTINCT = 256
+_BYTES_OF_A_BLOCK = 256  # of this machine's memory: its entries in the pool and in a table
+
+
+@EXECUTORS.register("simulated")
+class SimulatedExecutor(Executor):
+    """Every request generates its true length, where it is known, else max_tokens; there is no end-of-sequence token.
+
+    Follows `Plan.together`: what it needs of those sequences (how many, how many whole blocks of context, who ends
+    when) it keeps up to date with what changes, so a decode step costs the same for 1 as for 256.
+    """
+
+    name = "simulated"
+
+    def __init__(self, cost: CostModel, num_blocks: int, vocab_size: int, overlap: bool = False):
+        self.clock = VirtualClock()
+        self.cost = cost
+        self.num_blocks = num_blocks
+        self.overlap = overlap
+        distinct = min(vocab_size, _DISTINCT)
+        self._ring = list(range(distinct))
+        self._vocab_size = vocab_size
+        self._together = _Followed(cost.block_size)
+        self.foretold = self.output_tokens
+
+    @classmethod
+    def create(cls, settings: Settings, folder: Path | None, shape: ModelShape, cache: CachePlan) -> Executor:
+        width = dtype_bytes(settings.model.dtype)
+        model = architecture_of(read_config(settings.model, folder))
+        cost = CostModel(model, settings.hardware, width, cache.block_size)
+        free = cost.free_bytes(settings.scheduler.max_num_batched_tokens, cache.max_num_seqs)
+        num_blocks = cache.num_blocks(free)
+        available = psutil.virtual_memory().available
+        if num_blocks * _BYTES_OF_A_BLOCK > available:
+            raise ConfigError(
+                f"{num_blocks} blocks: a simulation takes {_BYTES_OF_A_BLOCK} bytes for each, this machine has "
+                f"{available} free"
+            )
+        return cls(cost, num_blocks, shape.vocab_size, settings.executor.overlap)
+
+    def output_tokens(self, request: Request, start: int, stop: int) -> list[int]:
+        """Made-up tokens: they count up from a number of the request's own, in a ring of at most 256."""
+        ring = self._ring
+        first = (mix(request.sampling.seed) + start) % len(ring)
+        tokens = ring[first : first + stop - start]
+        while len(tokens) < stop - start:
+            tokens += ring[: stop - start - len(tokens)]
+        return tokens
+
+    def execute(self, plan: Plan) -> Outcome:
+        work, ended = StepWork(plan.total_tokens, plan.num_sequences, 0, 0, 0, len(plan.admitted)), []
+        if plan.together is not None:
+            ended = self._together.follow(plan.together)
+            if plan.together.count:
+                work.decodes = work.sampled = plan.together.count
+                work.decode_slots = self._together.slots
+        work.blocks = sum(len(new.block_ids) for new in plan.admitted) + sum(len(new.block_ids) for new in plan.grown)
+        tokens: list[int] = [-1] * len(plan.batch)
+        finish: list[str | None] = [None] * len(plan.batch)
+        choices: dict[int, list[Choice]] = {}
+        size = self.cost.block_size
+        for i, (seq, fed) in enumerate(zip(plan.batch, plan.num_tokens, strict=True)):
+            if fed == 1:
+                work.decodes += 1
+                work.decode_slots += (seq.computed // size + 1) * size
+            else:
+                work.chunks.append((fed, seq.computed))
+            if plan.samples(i):
+                work.sampled += 1
+                if seq.branches or seq.trunk is not None:
+                    choices[i] = self._choices(seq)
+                    tokens[i], finish[i] = choices[i][0].token, choices[i][0].finish
+                    continue
+                (tokens[i],) = self.output_tokens(seq.request, len(seq.output), len(seq.output) + 1)
+                finish[i] = finish_reason(seq, tokens[i], frozenset())
+        copy_s = self.cost.copy_s(len(plan.copies))
+        seconds = self.cost.step_s(work, self.overlap) + copy_s
+        return Outcome(tokens, finish, seconds, choices, copy_s, ended)
+
+    def _choices(self, seq: Sequence) -> list[Choice]:
+        """Of a request of several outputs. What a beam search may go on with is less likely by a drawn step from one
+        candidate to the next, exponential of mean 1 in log probability: beams then die out and split as they might."""
+        sampling, index = seq.sampling, len(seq.output)
+        choices: list[Choice] = []
+        if sampling.beam_width == 1:
+            drawing = seq.branches or [seq]
+            offer = [(self._ring[(mix(s.sampling.seed) + index) % len(self._ring)], s.sampling.seed) for s in drawing]
+            return [
+                Choice(token, log(uniform(seed, index)), finish_reason(seq, token, frozenset()))
+                for token, seed in offer
+            ]
+        seed, logprob = mix(mix(sampling.seed) ^ seq.index), 0.0
+        for k in range(num_candidates(sampling, 0)):
+            logprob += log(1 - uniform(seed + k, index))
+            token = (seed + index + k) % self._vocab_size
+            choices.append(Choice(token, logprob, finish_reason(seq, token, frozenset())))
+        return choices
+
+
+class _Followed:
+    """The sequences that advance together. slots: their contexts in whole blocks, in the step followed last."""
+
+    def __init__(self, block_size: int):
+        self._size = block_size
+        self._forget()
+
+    def _forget(self) -> None:
+        self.slots = 0
+        self._steps = 0
+        self._blocks = 0  # of all their contexts
+        # A sequence enters a new block every `block_size` steps: how many do so at steps of each remainder.
+        self._enter = [0] * self._size
+        # (steps when it ends, id, its remainder, tokens in the cache less the steps taken then, the sequence).
+        self._ends: list[tuple[int, int, int, int, Sequence]] = []
+
+    def follow(self, together: Together) -> list[Sequence]:
+        """Take in who joined, run the step if they run: those that end in it."""
+        if together.dissolved:
+            self._forget()
+        for seq in together.joined:
+            enter = (self._steps - seq.computed) % self._size
+            self._enter[enter] += 1
+            self._blocks += -(-seq.computed // self._size)
+            ends = self._steps + output_limit(seq.request) - len(seq.output)
+            heapq.heappush(self._ends, (ends, seq.id, enter, seq.computed - self._steps, seq))
+        if not together.count:
+            return []
+        if together.count != len(self._ends):
+            raise InvariantError(f"{together.count} sequences advance together, {len(self._ends)} are known")
+        self._blocks += self._enter[self._steps % self._size]
+        self.slots = self._blocks * self._size
+        self._steps += 1
+        ended = []
+        while self._ends and self._ends[0][0] == self._steps:
+            _, _, enter, offset, seq = heapq.heappop(self._ends)
+            self._enter[enter] -= 1
+            self._blocks -= -(-(offset + self._steps) // self._size)
+            ended.append(seq)
+        return ended

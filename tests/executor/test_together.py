@@ -1,0 +1,237 @@
+"""Advancing together changes nothing: the same steps, times, tokens and blocks as looking at each sequence."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections import Counter
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagedlab.allocator.base import ALLOCATORS
+from pagedlab.allocator.caching_pool import CachingPool
+from pagedlab.allocator.paged import PagedAllocator
+from pagedlab.allocator.pool import BlockPool
+from pagedlab.allocator.prefixes import Prefixes
+from pagedlab.core.errors import EngineStalled, InvariantError
+from pagedlab.core.request import Request, SamplingParams, Status
+from pagedlab.engine import serve
+from pagedlab.eviction.base import EVICTIONS
+from pagedlab.eviction.leaf_first import LeafFirst
+from pagedlab.executor.simulated import SimulatedExecutor, _Followed
+from pagedlab.preemption.base import PREEMPTIONS
+from pagedlab.preemption.victim.base import VICTIMS
+from pagedlab.prefix_cache.base import PREFIX_CACHES
+from pagedlab.prefix_cache.digest import Digest
+from pagedlab.recorder.metrics import summarize
+from pagedlab.recorder.recorder import Recorder
+from pagedlab.scheduler.admission.base import ADMISSIONS
+from pagedlab.scheduler.batching.base import BATCHINGS
+from pagedlab.scheduler.cohort import Cohort
+from pagedlab.scheduler.order.base import ORDERS
+from pagedlab.scheduler.scheduler import Scheduler
+from tests.hardware.devices import cost_model
+from tests.lab import make_scheduler
+
+BLOCK = 4
+
+
+class Watched(SimulatedExecutor):
+    """Keeps the blocks that every plan hands out, and for which row."""
+
+    def execute(self, plan):
+        self.seen.append(
+            (
+                sorted(plan.released),
+                [(new.row, new.block_ids, new.token_ids.tolist()) for new in plan.admitted],
+                [asdict(growth) for growth in plan.grown],
+                [asdict(record) for record in plan.preempted],
+                plan.total_tokens,
+                plan.num_sequences,
+                plan.memory_blocked,
+            )
+        )
+        return super().execute(plan)
+
+
+def served(
+    requests,
+    together,
+    blocks,
+    allocator,
+    batching,
+    tokens,
+    order,
+    victim,
+    watermark,
+    audit_every,
+    stop_after,
+    cache=None,
+):
+    if cache is None:
+        a = ALLOCATORS[allocator](BlockPool(blocks, BLOCK), 64)
+    else:
+        index, eviction = cache
+        pool = CachingPool(blocks, BLOCK, LeafFirst(EVICTIONS[eviction](blocks)))
+        a = PagedAllocator(pool, 64, Prefixes(PREFIX_CACHES[index](BLOCK, Digest()), pool))
+    executor = Watched(cost_model(block_size=BLOCK), blocks, 50)
+    executor.seen = []
+    scheduler = Scheduler(
+        a,
+        ORDERS[order](0),
+        ADMISSIONS["on_demand"](a, watermark),
+        BATCHINGS[batching](tokens),
+        PREEMPTIONS["recompute"](a),
+        VICTIMS[victim](a),
+        8,
+        executor.foretold if together else None,
+    )
+    recorder = Recorder()
+    stop = (lambda: len(recorder.steps) >= stop_after) if stop_after else (lambda: False)
+    serve(requests, scheduler, executor, recorder, stop, audit_every)
+    kept = [
+        (
+            s.id,
+            s.status,
+            s.computed,
+            s.output,
+            s.token_s,
+            s.finish_s,
+            s.preemptions,
+            s.recomputed_tokens,
+            s.slots_unused,
+        )
+        for s in recorder.sequences
+    ]
+    answers = [[output.token_ids for output in s.outputs()] for s in recorder.sequences]
+    told = (kept, answers, list(recorder.steps), recorder.preemptions, recorder.stays, a.pool.free_ids(), executor.seen)
+    return told, summarize(recorder, blocks, BLOCK, "completed"), recorder
+
+
+def compared(rows, **choices):
+    arrival, requests = 0.0, []
+    for i, (prompt, most, true, gap, *outputs) in enumerate(rows):
+        arrival += gap
+        ids = np.arange(prompt, dtype=np.int32) + (prompt % 2 if choices.get("cache") else 0)
+        sampling = SamplingParams(seed=i, **dict(outputs))
+        requests.append(Request(i, ids, most, true, arrival, sampling))
+    return served(requests, False, **choices), served(requests, True, **choices)
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.integers(1, 24),
+        st.integers(1, 30),
+        st.integers(1, 30),
+        st.sampled_from([0.0, 0.0, 0.01, 0.05, 0.3]),
+        st.sampled_from([("n", 1)] * 6 + [("n", 2), ("beam_width", 2), ("beam_width", 3)]),
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@given(
+    rows=REQUESTS,
+    blocks=st.sampled_from([13, 14, 16, 20, 40, 200]),
+    allocator=st.sampled_from(list(ALLOCATORS)),
+    batching=st.sampled_from(list(BATCHINGS)),
+    tokens=st.sampled_from([3, 8, 32, 512]),
+    order=st.sampled_from(list(ORDERS)),
+    victim=st.sampled_from(list(VICTIMS)),
+    cache=st.sampled_from(
+        [None, None, ("hash_chain", "lru"), ("hash_chain", "arc"), ("radix", "lru"), ("radix", "fifo")]
+    ),
+    watermark=st.sampled_from([0.0, 0.2]),
+    audit_every=st.sampled_from([0, 1, 3]),
+    stop_after=st.sampled_from([0, 0, 7, 20]),
+)
+@settings(max_examples=150, deadline=None)
+def test_together_is_the_same_as_each_apart(rows, **choices):
+    (apart, summary_apart, _), (together, summary_together, recorder) = compared(rows, **choices)
+    for a, b in zip(apart, together, strict=True):
+        assert a == b
+    assert summary_apart == summary_together
+    if not choices["stop_after"]:
+        assert all(seq.status in (Status.FINISHED, Status.REFUSED) for seq in recorder.sequences)
+
+
+def test_an_abort_between_steps_leaves_the_others_as_they_were():
+    outputs = {}
+    for together in (False, True):
+        executor = SimulatedExecutor(cost_model(block_size=BLOCK), 40, 50)
+        scheduler = make_scheduler(40, foretold=executor.foretold if together else None)
+        seqs = [scheduler.submit(Request(i, np.arange(9, dtype=np.int32), 20, 20)) for i in range(4)]
+        for step in range(60):
+            if not scheduler.has_work:
+                break
+            if step == 7:
+                scheduler.abort(seqs[1])
+                scheduler.audit()
+            plan = scheduler.schedule()
+            scheduler.commit(plan, executor.execute(plan), float(step))
+        scheduler.audit()
+        assert scheduler.allocator.pool.num_free == 40
+        outputs[together] = [(seq.finish_reason, seq.output, seq.token_s, seq.computed) for seq in seqs]
+    assert outputs[True] == outputs[False]
+    assert outputs[True][1][0] == "abort"
+    assert [len(output) for _, output, _, _ in outputs[True]] == [20, 7, 20, 20]
+
+
+# A workload in which all of it happens: arrivals amid decodes, chunks, preemptions, several ends in a step.
+BUSY = [(9 + 5 * i % 13, 40, 6 + 7 * i % 23, 0.012 * (i % 3)) for i in range(16)]
+CHOICES = {"allocator": "paged", "batching": "chunked", "tokens": 16, "order": "fcfs", "victim": "last_arrived"}
+CHOICES |= {"blocks": 20, "watermark": 0.0, "audit_every": 1, "stop_after": 0}
+
+
+def test_the_busy_workload_is_busy():
+    _, (_, summary, recorder) = compared(BUSY, **CHOICES)
+    assert summary["preemptions"] > 5
+    assert summary["completed"] == 16
+    ends = Counter(seq.finish_s for seq in recorder.sequences)
+    assert max(ends.values()) > 1
+
+
+FAULTS = {
+    "a_block_comes_a_step_late": (Cohort, "_await_full", "len(self._times) + left", "len(self._times) + left + 1"),
+    "a_block_comes_a_step_early": (Cohort, "_await_full", "len(self._times) + left", "len(self._times) + left - 1"),
+    "who_left_still_grows": (Cohort, "decode", "if self._members.get(m.seq.id) is m", ""),
+    "memory_is_not_looked_at": (Cohort, "decode", "len(full) > self._allocator.pool.num_available", "False"),
+    "the_limit_is_not_looked_at": (Cohort, "decode", "len(self._members) > most", "False"),
+    "a_left_over_token_is_not_seen": (Cohort, "decode", "seq.pending == 1", "False"),
+    "the_last_admitted_comes_first": (Cohort, "admitted", "self._admissions += 1", "self._admissions -= 1"),
+    "slots_are_not_counted": (Cohort, "decode", "self._allocator.fill", "(lambda count: None)"),
+    "times_are_those_of_all_steps": (Cohort, "_settle", "self._times[member.since :]", "self._times[-steps - 1 : -1]"),
+    "an_end_is_not_settled": (Cohort, "took", "self._settle(member)", "pass"),
+    "nobody_is_told_of_the_end_of_it": (Cohort, "dissolve", "[], True", "[], False"),
+    "contexts_do_not_grow": (_Followed, "follow", "self._blocks += self._enter[self._steps % self._size]", "pass"),
+    "who_ended_is_still_priced": (_Followed, "follow", "self._enter[enter] -= 1", "pass"),
+    "everybody_goes_on_a_step_longer": (_Followed, "follow", "== self._steps:", "== self._steps - 1:"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_seeded_fault_is_caught(name, monkeypatch):
+    owner, method, old, new = FAULTS[name]
+    source = textwrap.dedent(inspect.getsource(getattr(owner, method)))
+    assert source.count(old) == 1
+    namespace = {}
+    exec(
+        f"from __future__ import annotations\n{source.replace(old, new)}",
+        vars(sys.modules[owner.__module__]),
+        namespace,
+    )
+    monkeypatch.setattr(owner, method, namespace[method])
+    different = False
+    for batching in ("chunked", "prefill_first"):
+        try:
+            (apart, _, _), (together, _, _) = compared(BUSY, **CHOICES | {"batching": batching, "tokens": 3})
+        except (InvariantError, EngineStalled, KeyError):
+            return
+        different |= apart != together
+    assert different
