@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from pagedlab.core.errors import EngineStalled
+from pagedlab.core.plan import Together
 from pagedlab.core.request import Request
 from pagedlab.executor.base import Executor
 from pagedlab.recorder.recorder import Recorder
+from pagedlab.recorder.timeline import Step
 from pagedlab.scheduler.scheduler import Scheduler
 
 
@@ -55,6 +57,11 @@ def _loop(
             if arrivals:
                 recorder.idle(now, clock.wait_until(arrivals[0].arrival_s), scheduler.allocator.usage())
             continue
+        coasting = scheduler.coasting(now)
+        if coasting is not None:
+            _coast(now, *coasting, arrivals, scheduler, executor, recorder)
+            patience.saw(True)
+            continue
         plan = scheduler.schedule(now)
         usage, sharing = scheduler.allocator.usage(), scheduler.allocator.sharing()
         if not plan.num_sequences:
@@ -69,6 +76,32 @@ def _loop(
         if audit_every and len(recorder.steps) % audit_every == 0:
             scheduler.audit()
     return True
+
+
+def _coast(
+    now: float,
+    together: Together,
+    grown: Iterator[int],
+    until: float,
+    arrivals: deque[Request],
+    scheduler: Scheduler,
+    executor: Executor,
+    recorder: Recorder,
+) -> None:
+    """Several steps at once, between which there is nothing to decide: what each of them changes is the same, and
+    known."""
+    allocator, count = scheduler.allocator, together.count
+    waiting, running, blocked = scheduler.num_waiting, scheduler.num_running, scheduler.memory_blocked
+    steps = executor.coast(together, grown, min(until, arrivals[0].arrival_s) if arrivals else until)
+    allocator.fill(count)
+    allocator.owe(steps.grown[0])
+    usage, sharing = allocator.usage(), allocator.sharing()
+    first = Step(now, steps.ends[0], running, waiting, count, count, 0, usage, blocked, sharing)
+    if len(steps.ends) > 1:
+        allocator.fill(count * (len(steps.ends) - 1))
+        allocator.owe(sum(steps.grown) - steps.grown[0])
+    finished = scheduler.coasted(steps, steps.ends[-2] if len(steps.ends) > 1 else now)
+    recorder.coasted(first, steps, allocator.pool.block_size, bool(allocator.grows), finished)
 
 
 class _Patience:

@@ -89,7 +89,8 @@ def build(settings: Settings, interrupts: Interrupts) -> Lab:
     vocabulary = settings.executor.vocab_size if settings.executor.name == "fingerprint" else shape.vocab_size
     _check_beams(settings, vocabulary, len(shape.eos_token_ids))
     executor = EXECUTORS[settings.executor.name].create(settings, folder, shape, cache)
-    scheduler = build_scheduler(settings, executor.num_blocks, max_model_len, executor.foretold)
+    skip = simulated and settings.executor.skip
+    scheduler = build_scheduler(settings, executor.num_blocks, max_model_len, executor.foretold, skip)
     return Lab(requests, executor, scheduler, max_model_len, per_token, _budget(settings)[1])
 
 
@@ -116,9 +117,10 @@ def _tokenizer(settings: Settings, vocab_size: int) -> PromptTokenizer:
 
 
 def build_scheduler(
-    settings: Settings, num_blocks: int, max_model_len: int, foretold: Foretold | None = None
+    settings: Settings, num_blocks: int, max_model_len: int, foretold: Foretold | None = None, skip: bool = False
 ) -> Scheduler:
-    """The pool and all its policies, as configured. foretold: of the executor (`Executor.foretold`)."""
+    """The pool and all its policies, as configured. foretold: of the executor (`Executor.foretold`). skip: take steps
+    together where the policies agree."""
     choice = settings.scheduler
     allocator = build_allocator(settings, num_blocks, max_model_len)
     return Scheduler(
@@ -130,6 +132,7 @@ def build_scheduler(
         VICTIMS[settings.preemption.victim](allocator),
         choice.max_num_seqs,
         foretold,
+        skip,
     )
 
 

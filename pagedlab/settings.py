@@ -350,10 +350,12 @@ class TtlPinSettings:
 @dataclass
 class SimulatedExecutorSettings:
     """A step costs what `hardware` says, on a virtual clock. overlap: the host prepares the next step while the device
-    runs (asynchronous scheduling); false: the device waits for it."""
+    runs (asynchronous scheduling); false: the device waits for it. skip: take several decode steps at once while
+    nothing can happen between them; the results are the same."""
 
     name: str
     overlap: bool
+    skip: bool
 
 
 @dataclass

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.core.errors import InvariantError, OutOfBlocks
@@ -21,8 +22,7 @@ def blocks_for(slots: int, block_size: int) -> int:
     return -(-slots // block_size)
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Where every slot of the pool is; the five sum to N x B exactly. A shared slot is one slot, counted once.
 
     tokens: hold the KV of a token (that of the step being run included). reserved: promised to a sequence
@@ -41,8 +41,7 @@ class Usage:
         return self.tokens + self.reserved + self.block_tail + self.cached_idle + self.free
 
 
-@dataclass(frozen=True, slots=True)
-class Sharing:
+class Sharing(NamedTuple):
     """mapped: entries of all block tables, so as many blocks as would be held if none was shared. saved: by how many
     fewer are held. The rest are sums since the start, of the prefix cache (see `PrefixCounts`)."""
 
@@ -92,6 +91,10 @@ class Allocator(ABC):
 
     needs_true_length = False
     """Whether it must know how long the output will be (an oracle)."""
+
+    grows: bool | None = None
+    """How a sequence that decodes comes to blocks: True, one whenever its last one is full; False, it never needs any;
+    None, nobody but the allocator can tell, and steps are not skipped."""
 
     def __init__(self, pool: BlockPool, max_model_len: int):
         self.pool = pool
@@ -168,8 +171,10 @@ class Allocator(ABC):
         """Tokens of a waiting sequence that need not be computed, were it admitted now."""
         return 0
 
-    def computed(self, seq: Sequence) -> None:  # noqa: B027 - of use to a cache alone
-        """A step is over, and the keys and values of all that `seq` has computed are final."""
+    def computed(self, seq: Sequence) -> bool:
+        """A step is over, and the keys and values of all that `seq` has computed are final. False where a cache could
+        not take in all of it now and may be able to after another step."""
+        return True
 
     def settle(self, seq: Sequence) -> None:  # noqa: B027
         """A sequence is about to be released, and computes nothing more before."""
@@ -215,11 +220,21 @@ class Allocator(ABC):
         their holdings up to date when they are next looked at."""
         self._tokens += count
 
+    def owe(self, count: int) -> None:
+        """`count` decoding sequences each get one more block, where `grows`: the sums alone. Which ones is decided in
+        `catch_up`, when somebody looks."""
+        self.pool.owe(count)
+        self._table_entries += count
+
     def catch_up(self, key: Key, num_tokens: int) -> None:
-        """The sequence holds `num_tokens` tokens, which the sums know already."""
+        """The sequence holds `num_tokens` tokens, which the sums know already, and gets the blocks it is owed."""
         holding = self.holdings[key]
         holding.tokens = num_tokens
-        holding.promised = max(holding.promised, num_tokens)
+        if num_tokens > holding.promised:
+            holding.promised = num_tokens
+            owed = blocks_for(num_tokens, self.pool.block_size) - len(holding.table)
+            if owed:
+                holding.table += self.pool.settle(owed)
 
     def release(self, key: Key) -> int:
         """Take back all that a sequence holds; returns how many blocks became free. Nothing held: 0, no error."""

@@ -115,15 +115,16 @@ class CachingPool(BlockPool):
                     self._free[block] = None
         return super().allocate(n)
 
-    def _let_go(self, block: int) -> None:
-        key = self._keys.get(block)
-        if key is None:
-            super()._let_go(block)
-            return
-        self._idle.add(block)
-        self.eviction.free(key)
-        if self._may_go(block):
-            self.eviction.offer(key)
+    def _let_go(self, blocks: list[int]) -> None:
+        for block in blocks:
+            key = self._keys.get(block)
+            if key is None:
+                self._free[block] = None
+                continue
+            self._idle.add(block)
+            self.eviction.free(key)
+            if self._may_go(block):
+                self.eviction.offer(key)
 
     def _audit_unheld(self, block: int) -> None:
         if (block in self._idle) == (block in self._free):

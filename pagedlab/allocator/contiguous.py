@@ -23,6 +23,7 @@ class ContiguousAllocator(Allocator):
     the systems before PagedAttention had to (SOSP 2023, section 4.4).
     """
 
+    grows = False
     runs_type: ClassVar[type[FirstFit] | type[Buddy]] = FirstFit
 
     def __init__(self, pool: BlockPool, max_model_len: int):

@@ -23,6 +23,8 @@ class PagedAllocator(Allocator):
     else holds them, and whether anybody does, makes no difference to it.
     """
 
+    grows = True
+
     def __init__(self, pool: BlockPool, max_model_len: int, prefixes: Prefixes | None = None):
         super().__init__(pool, max_model_len)
         self.prefixes = prefixes
@@ -97,9 +99,10 @@ class PagedAllocator(Allocator):
         c = self.prefixes.counts
         return Sharing(shared.mapped, shared.saved, c.queried, c.hit, c.lost, c.copied, c.evictions, c.regretted)
 
-    def computed(self, seq: Sequence) -> None:
-        if self.prefixes is not None and seq.key in self.holdings:
-            self.prefixes.publish(seq, self.holdings[seq.key].table)
+    def computed(self, seq: Sequence) -> bool:
+        if self.prefixes is None or seq.key not in self.holdings:
+            return True
+        return self.prefixes.publish(seq, self.holdings[seq.key].table)
 
     def settle(self, seq: Sequence) -> None:
         if self.prefixes is not None and (holding := self.holdings.get(seq.key)) is not None:

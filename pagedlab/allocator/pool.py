@@ -20,10 +20,11 @@ class BlockPool:
         self.block_size = block_size
         self.ref = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._owed = 0
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) - self._owed
 
     @property
     def num_idle(self) -> int:
@@ -33,7 +34,7 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` can hand out."""
-        return len(self._free)
+        return len(self._free) - self._owed
 
     @property
     def num_held(self) -> int:
@@ -45,11 +46,28 @@ class BlockPool:
 
     def allocate(self, n: int) -> list[int]:
         """Hand out the n blocks that were free longest. OutOfBlocks, and nothing changed, where there are fewer."""
-        if n > len(self._free):
-            raise OutOfBlocks(f"{n} blocks asked, {len(self._free)} free")
-        ids = [self._free.popitem(last=False)[0] for _ in range(n)]
+        if n > self.num_free:
+            raise OutOfBlocks(f"{n} blocks asked, {self.num_free} free")
+        return self._hand_out(n)
+
+    def owe(self, n: int) -> None:
+        """n blocks are held from now on; which ones `settle` decides. InvariantError where fewer are free."""
+        if n > self.num_free:
+            raise InvariantError(f"{n} blocks to be owed, {self.num_free} free")
+        self._owed += n
+
+    def settle(self, n: int) -> list[int]:
+        """Hand out n of the blocks that are owed."""
+        if n > self._owed:
+            raise InvariantError(f"{n} blocks to be settled, {self._owed} owed")
+        self._owed -= n
+        return self._hand_out(n)
+
+    def _hand_out(self, n: int) -> list[int]:
+        take, ref = self._free.popitem, self.ref
+        ids = [take(last=False)[0] for _ in range(n)]
         for block in ids:
-            self.ref[block] = 1
+            ref[block] = 1
         return ids
 
     def take(self, ids: Seq[int]) -> None:
@@ -80,17 +98,19 @@ class BlockPool:
             for block, times in Counter(ids).items():
                 if self.ref[block] < times:
                     raise InvariantError(f"block {block} is released {times} times with {self.ref[block]} references")
-        freed = 0
+        freed, ref = [], self.ref
         for block in reversed(ids):
-            self.ref[block] -= 1
-            if self.ref[block] == 0:
-                self._let_go(block)
-                freed += 1
-        return freed
+            ref[block] -= 1
+            if ref[block] == 0:
+                freed.append(block)
+        self._let_go(freed)
+        return len(freed)
 
-    def _let_go(self, block: int) -> None:
-        """Nobody holds it any more."""
-        self._free[block] = None
+    def _let_go(self, blocks: list[int]) -> None:
+        """Nobody holds them any more."""
+        free = self._free
+        for block in blocks:
+            free[block] = None
 
     def audit(self, tables: Seq[Seq[int]]) -> None:
         """Every block is either free or held, and held exactly as often as `tables` map it."""
@@ -102,6 +122,8 @@ class BlockPool:
                 self._audit_unheld(block)
             elif block in self._free:
                 raise InvariantError(f"block {block}: {self.ref[block]} references, and free")
+        if self._owed:
+            raise InvariantError(f"{self._owed} blocks are owed to nobody")
         if self.num_free + self.num_idle + len(mapped) != self.num_blocks:
             raise InvariantError(
                 f"{self.num_free} free + {self.num_idle} idle + {len(mapped)} held != {self.num_blocks} blocks"

@@ -76,10 +76,10 @@ class Prefixes:
             self._pin(request.pin_tokens, match.nodes)
         return blocks
 
-    def publish(self, seq: Sequence, table: list[int]) -> None:
+    def publish(self, seq: Sequence, table: list[int]) -> bool:
         """What the sequence has computed is final: its full blocks can be found from now on, up to the first whose
         content lies in another block as well. Behind that one only `settle` goes on: a block that is in use must not be
-        behind one that is not."""
+        behind one that is not. Returns whether it came to the last."""
         index = self.index
         chain = index.chain(seq)
         nodes = chain.nodes
@@ -88,8 +88,9 @@ class Prefixes:
             block = len(nodes)
             node = self._cache(seq, nodes[-1] if nodes else chain.root, block, table[block])
             if node is None or node.block != table[block]:
-                return
+                return False
             nodes.append(node)
+        return True
 
     def settle(self, seq: Sequence, table: list[int], tail: bool) -> None:
         """The sequence is about to let go of its table: all that it has computed stays as it is, to be found behind

@@ -68,12 +68,14 @@ class Together:
     foretells its tokens. They are not in the plan's batch.
 
     count: of them, each feeds one token in this step; 0: none of them runs. joined: those that came to them since the
-    plan before. dissolved: before that, all who were among them went back to run on their own.
+    plan before. dissolved: before that, all who were among them went back to run on their own. owed: blocks that their
+    tables grow by in this step and that nobody has numbered yet.
     """
 
     count: int
     joined: list[Sequence]
     dissolved: bool
+    owed: int = 0
 
 
 @dataclass(slots=True)
@@ -151,3 +153,15 @@ class Outcome:
     choices: dict[int, list[Choice]] = field(default_factory=dict)
     copy_s: float = 0.0
     ended: list[Sequence] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Coasted:
+    """Steps that those who advance together took with nothing between them.
+
+    ends: when each step ended. grown: blocks that their tables grew by in each. ended: who ended in the last one.
+    """
+
+    ends: list[float]
+    grown: list[int]
+    ended: list[Sequence]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pagedlab.core.mixing import mix
+from pagedlab.core.told import Growing
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class Status(Enum):
 class Completion:
     """One output of a request. score: what ranks it among the others, None where nothing does."""
 
-    token_ids: list[int]
+    token_ids: Growing[int]
     score: float | None
     finish_reason: str | None
 
@@ -132,7 +133,7 @@ class Sequence:
     status: Status = Status.WAITING
     row: int = -1
     computed: int = 0
-    output: list[int] = field(default_factory=list)
+    output: Growing[int] = field(default_factory=list)
     finish_reason: str | None = None
     # Of a request of several outputs.
     index: int = 0
@@ -143,7 +144,7 @@ class Sequence:
     # What a prefix cache knows of it.
     chain: Any = None
     # What the recorder reports of it.
-    token_s: list[float] = field(default_factory=list)
+    token_s: Growing[float] = field(default_factory=list)
     finish_s: float | None = None
     preemptions: int = 0
     recomputed_tokens: int = 0
@@ -196,7 +197,7 @@ class Sequence:
 
     def token_ids(self) -> np.ndarray:
         """All known tokens, int32 [num_tokens]."""
-        if not self.output:
+        if not len(self.output):
             return self.request.prompt
         return np.concatenate([self.request.prompt, np.asarray(self.output, dtype=np.int32)])
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pagedlab.core.clock import Clock
-from pagedlab.core.plan import Outcome, Plan
+from pagedlab.core.plan import Coasted, Outcome, Plan, Together
 from pagedlab.core.registry import Registry
 from pagedlab.core.request import Request, SamplingParams, Sequence
 from pagedlab.model.shape import ModelShape
@@ -37,6 +37,12 @@ class Executor(ABC):
     foretold: Callable[[Request, int, int], list[int]] | None = None
     """For an executor whose tokens depend on no KV: (request, start, stop) -> its output tokens start to stop. The
     scheduler may then advance decoding sequences together (`Plan.together`), and execute must follow that."""
+
+    def coast(self, together: Together, grown: Iterator[int], until: float) -> Coasted:
+        """Run steps in which nobody but these runs, and move the clock: until one ends at `until` seconds or later, or
+        somebody ends in it, or no more is said of the blocks that their tables grow by (`grown`, for each step). Only
+        for an executor that foretells its tokens. One step at least is run."""
+        raise NotImplementedError(f"executor {type(self).__name__} plans every step")
 
     @classmethod
     @abstractmethod

@@ -7,6 +7,7 @@ No torch, no transformers.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from math import log
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import psutil
 from pagedlab.core.clock import VirtualClock
 from pagedlab.core.errors import ConfigError, InvariantError
 from pagedlab.core.mixing import mix, uniform
-from pagedlab.core.plan import Choice, Outcome, Plan, Together
+from pagedlab.core.plan import Choice, Coasted, Outcome, Plan, Together
 from pagedlab.core.request import Request, Sequence
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason, num_candidates, output_limit
 from pagedlab.hardware.cost import CostModel, StepWork
@@ -27,6 +28,7 @@ from pagedlab.settings import Settings
 
 # Python holds each of the ints below 257 once, so a list of them takes 8 bytes a token and no object.
 _DISTINCT = 256
+_MOST_STEPS = 4096  # at a time, so that a run can be stopped between two
 _BYTES_OF_A_BLOCK = 256  # of this machine's memory: its entries in the pool and in a table
 
 
@@ -82,7 +84,9 @@ class SimulatedExecutor(Executor):
             if plan.together.count:
                 work.decodes = work.sampled = plan.together.count
                 work.decode_slots = self._together.slots
-        work.blocks = sum(len(new.block_ids) for new in plan.admitted) + sum(len(new.block_ids) for new in plan.grown)
+                work.blocks = plan.together.owed
+        work.blocks += sum([len(new.block_ids) for new in plan.admitted])
+        work.blocks += sum([len(new.block_ids) for new in plan.grown])
         tokens: list[int] = [-1] * len(plan.batch)
         finish: list[str | None] = [None] * len(plan.batch)
         choices: dict[int, list[Choice]] = {}
@@ -104,6 +108,19 @@ class SimulatedExecutor(Executor):
         copy_s = self.cost.copy_s(len(plan.copies))
         seconds = self.cost.step_s(work, self.overlap) + copy_s
         return Outcome(tokens, finish, seconds, choices, copy_s, ended)
+
+    def coast(self, together: Together, grown: Iterator[int], until: float) -> Coasted:
+        followed, now = self._together, self.clock.now()
+        followed.take_in(together)
+        price, ends, taken = self.cost.of_decodes(together.count, self.overlap), [], []
+        for blocks in grown:
+            now += price(followed.step(), blocks)
+            ends.append(now)
+            taken.append(blocks)
+            if now >= until or followed.somebody_ends or len(ends) == _MOST_STEPS:
+                break
+        self.clock.wait_until(now)
+        return Coasted(ends, taken, followed.ended())
 
     def _choices(self, seq: Sequence) -> list[Choice]:
         """Of a request of several outputs. What a beam search may go on with is less likely by a drawn step from one
@@ -143,6 +160,13 @@ class _Followed:
 
     def follow(self, together: Together) -> list[Sequence]:
         """Take in who joined, run the step if they run: those that end in it."""
+        self.take_in(together)
+        if not together.count:
+            return []
+        self.step()
+        return self.ended()
+
+    def take_in(self, together: Together) -> None:
         if together.dissolved:
             self._forget()
         for seq in together.joined:
@@ -151,13 +175,23 @@ class _Followed:
             self._blocks += -(-seq.computed // self._size)
             ends = self._steps + output_limit(seq.request) - len(seq.output)
             heapq.heappush(self._ends, (ends, seq.id, enter, seq.computed - self._steps, seq))
-        if not together.count:
-            return []
-        if together.count != len(self._ends):
+        if together.count and together.count != len(self._ends):
             raise InvariantError(f"{together.count} sequences advance together, {len(self._ends)} are known")
+
+    def step(self) -> int:
+        """All run a step: their contexts in whole blocks, in slots."""
         self._blocks += self._enter[self._steps % self._size]
-        self.slots = self._blocks * self._size
         self._steps += 1
+        self.slots = self._blocks * self._size
+        return self.slots
+
+    @property
+    def somebody_ends(self) -> bool:
+        """In the last step."""
+        return self._ends[0][0] == self._steps
+
+    def ended(self) -> list[Sequence]:
+        """Those that ended in the last step, who are followed no longer."""
         ended = []
         while self._ends and self._ends[0][0] == self._steps:
             _, _, enter, offset, seq = heapq.heappop(self._ends)

@@ -7,6 +7,7 @@ all-reduces a layer join them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
@@ -109,6 +110,27 @@ class CostModel:
         device = price.dense + price.decode_attention + price.prefill_attention + price.head
         return max(device, price.host) if overlap else device + price.host
 
+    def of_decodes(self, sequences: int, overlap: bool) -> Callable[[int, int], float]:
+        """(slots, blocks) -> seconds of a step in which so many sequences decode, and nothing else, as `step_s`."""
+        h, layers = self.hardware, self.model.shape.num_layers
+        before, head = self.dense_s(sequences), self.head_s(sequences)
+        floor, stream = self._decode_floor(sequences), h.decode_stream_us * _US
+        kv_bytes, bandwidth, flops, rate = (
+            self.kv_bytes,
+            self._decode_bandwidth,
+            self._decode_flops,
+            self._attention_flops,
+        )
+        host, block = h.host_step_us + h.host_sequence_us * sequences + h.host_admission_us * 0, h.host_block_us
+
+        def seconds(slots: int, blocks: int) -> float:
+            # The very operations of decode_attention_s, host_s and step_s, in their order: the same to the last bit.
+            attention = layers * max(floor, stream + max(slots * kv_bytes / bandwidth, slots * flops / rate))
+            device, on_host = before + attention + 0.0 + head, _US * (host + block * blocks)
+            return max(device, on_host) if overlap else device + on_host
+
+        return seconds
+
     # ---- operators ---------------------------------------------------------------------------------------------
 
     def gemm_s(self, m: int, k: int, n: int, copies: float = 1.0) -> float:
@@ -138,10 +160,14 @@ class CostModel:
         if decodes == 0:
             return 0.0
         h = self.hardware
-        floor = h.decode_fixed_us * _US + h.decode_sequence_us * _US * decodes * self._kv_heads / 8
+        floor = self._decode_floor(decodes)
         read = slots * self.kv_bytes / self._decode_bandwidth
         computed = slots * self._decode_flops / self._attention_flops
         return self.model.shape.num_layers * max(floor, h.decode_stream_us * _US + max(read, computed))
+
+    def _decode_floor(self, decodes: int) -> float:
+        h = self.hardware
+        return h.decode_fixed_us * _US + h.decode_sequence_us * _US * decodes * self._kv_heads / 8
 
     def prefill_attention_s(self, chunks: list[tuple[int, int]]) -> float:
         """All layers' attention of prompt chunks: `new` tokens after `cached` ones, each seeing all before it."""

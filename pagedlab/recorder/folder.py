@@ -126,34 +126,31 @@ def timeline_table(recorder: Recorder) -> pa.Table:
     """One row a step (or an idle wait); it holds until the next row starts. kv_ columns are slots and sum to N x B."""
     steps = recorder.steps
     split = split_over_time(recorder)
-    preempted = [0] * (len(steps) + 1)
+    preempted = np.zeros(len(steps) + 1, dtype=np.int64)
     for _, number, _ in recorder.preemptions:
         preempted[number] += 1
-    total, cumulative = 0, []
-    for count in preempted[: len(steps)]:
-        total += count
-        cumulative.append(total)
+    tokens, prefill = steps.column("tokens"), steps.column("prefill_tokens")
     return pa.table(
         {
             "step": pa.array(range(len(steps)), pa.int64()),
-            "start_s": pa.array([s.start_s for s in steps], pa.float64()),
-            "end_s": pa.array([s.end_s for s in steps], pa.float64()),
-            "running": pa.array([s.running for s in steps], pa.int32()),
-            "waiting": pa.array([s.waiting for s in steps], pa.int32()),
-            "batch": pa.array([s.batch for s in steps], pa.int32()),
-            "tokens": pa.array([s.tokens for s in steps], pa.int32()),
-            "prefill_tokens": pa.array([s.prefill_tokens for s in steps], pa.int32()),
-            "decode_tokens": pa.array([s.tokens - s.prefill_tokens for s in steps], pa.int32()),
+            "start_s": pa.array(steps.column("start_s"), pa.float64()),
+            "end_s": pa.array(steps.column("end_s"), pa.float64()),
+            "running": pa.array(steps.column("running"), pa.int32()),
+            "waiting": pa.array(steps.column("waiting"), pa.int32()),
+            "batch": pa.array(steps.column("batch"), pa.int32()),
+            "tokens": pa.array(tokens, pa.int32()),
+            "prefill_tokens": pa.array(prefill, pa.int32()),
+            "decode_tokens": pa.array(tokens - prefill, pa.int32()),
             **{f"kv_{kind}": pa.array(split[kind], pa.int64()) for kind in SPLIT},
-            "memory_blocked": pa.array([s.memory_blocked for s in steps], pa.bool_()),
-            "blocks_mapped": pa.array([s.sharing.mapped for s in steps], pa.int32()),
-            "blocks_saved": pa.array([s.sharing.saved for s in steps], pa.int32()),
-            "prefix_queried_tokens": pa.array([s.sharing.queried_tokens for s in steps], pa.int64()),
-            "prefix_hit_tokens": pa.array([s.sharing.hit_tokens for s in steps], pa.int64()),
-            "prefix_evicted_blocks": pa.array([s.sharing.evictions for s in steps], pa.int64()),
-            "blocks_copied": pa.array([s.copies for s in steps], pa.int32()),
-            "copy_s": pa.array([s.copy_s for s in steps], pa.float64()),
-            "preemptions": pa.array(cumulative, pa.int64()),
+            "memory_blocked": pa.array(steps.column("memory_blocked"), pa.bool_()),
+            "blocks_mapped": pa.array(steps.column("sharing.mapped"), pa.int32()),
+            "blocks_saved": pa.array(steps.column("sharing.saved"), pa.int32()),
+            "prefix_queried_tokens": pa.array(steps.column("sharing.queried_tokens"), pa.int64()),
+            "prefix_hit_tokens": pa.array(steps.column("sharing.hit_tokens"), pa.int64()),
+            "prefix_evicted_blocks": pa.array(steps.column("sharing.evictions"), pa.int64()),
+            "blocks_copied": pa.array(steps.column("copies"), pa.int32()),
+            "copy_s": pa.array(steps.column("copy_s"), pa.float64()),
+            "preemptions": pa.array(np.cumsum(preempted[: len(steps)]), pa.int64()),
         }
     )
 

@@ -37,19 +37,15 @@ def split_over_time(recorder: Recorder) -> dict[str, np.ndarray]:
         change[first] += unused
         change[end] -= unused
     internal = np.cumsum(change)[: len(steps)]
-    usage = np.array(
-        [(s.usage.tokens, s.usage.reserved, s.usage.block_tail, s.usage.cached_idle, s.usage.free) for s in steps],
-        dtype=np.int64,
-    ).reshape(len(steps), 5)
-    blocked = np.array([s.memory_blocked for s in steps], dtype=bool)
+    blocked, free = steps.column("memory_blocked"), steps.column("usage.free")
     return {
-        "token_states": usage[:, 0],
-        "reserved": usage[:, 1] - internal,
+        "token_states": steps.column("usage.tokens"),
+        "reserved": steps.column("usage.reserved") - internal,
         "internal": internal,
-        "block_tail": usage[:, 2],
-        "cached_idle": usage[:, 3],
-        "free": np.where(blocked, 0, usage[:, 4]),
-        "external": np.where(blocked, usage[:, 4], 0),
+        "block_tail": steps.column("usage.block_tail"),
+        "cached_idle": steps.column("usage.cached_idle"),
+        "free": np.where(blocked, 0, free),
+        "external": np.where(blocked, free, 0),
     }
 
 
@@ -59,10 +55,11 @@ def durations(recorder: Recorder) -> np.ndarray:
     A wait after the last step (for a request that was then refused, say) holds nothing: the run was over.
     """
     steps = recorder.steps
-    count = next((i for i in range(len(steps), 0, -1) if steps[i - 1].batch), 0)
+    ran = np.flatnonzero(steps.column("batch"))
     seconds = np.zeros(len(steps))
-    if count:
-        seconds[:count] = np.diff([s.start_s for s in steps[:count]], append=steps[count - 1].end_s)
+    if len(ran):
+        count = ran[-1] + 1
+        seconds[:count] = np.diff(steps.column("start_s")[:count], append=steps.column("end_s")[count - 1])
     return seconds
 
 
@@ -120,18 +117,18 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
     slot_seconds = {kind: float(slots @ weights) for kind, slots in split.items()}
     pool_seconds = num_blocks * block_size * duration
     allocated = sum(slot_seconds[kind] for kind in ("token_states", "reserved", "internal", "block_tail"))
-    full = np.array([s.memory_blocked for s in recorder.steps], dtype=bool)
+    steps = recorder.steps
+    full = steps.column("memory_blocked")
     held = sum(split[kind] for kind in ("token_states", "reserved", "internal", "block_tail"))
-    running = np.array([s.running for s in recorder.steps], dtype=np.int64)
+    running, tokens, prefill = steps.column("running"), steps.column("tokens"), steps.column("prefill_tokens")
     prompt_tokens = sum(seq.request.prompt_tokens for seq in done)
     output_tokens = sum(seq.output_tokens for seq in seqs)
-    computed = sum(s.tokens for s in recorder.steps)
-    mapped = np.array([s.sharing.mapped for s in recorder.steps], dtype=np.int64)
-    saved = np.array([s.sharing.saved for s in recorder.steps], dtype=np.int64)
+    computed = int(tokens.sum())
+    mapped, saved = steps.column("sharing.mapped"), steps.column("sharing.saved")
     recomputed = sum(seq.recomputed_tokens for seq in seqs)
-    found = recorder.steps[-1].sharing if recorder.steps else Sharing()
-    fed = np.array([s.prefill_tokens / max(1, s.tokens) for s in recorder.steps])
-    prefill_tokens = sum(s.prefill_tokens for s in recorder.steps)
+    found = steps[-1].sharing if len(steps) else Sharing()
+    fed = prefill / np.maximum(1, tokens)
+    prefill_tokens = int(prefill.sum())
     per_request = [latencies(seq) for seq in done]
 
     def of(name: str) -> dict[str, float | None]:
@@ -144,7 +141,7 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
         "completed": len(done),
         "refused": sum(seq.status is Status.REFUSED for seq in seqs),
         "duration_s": duration,
-        "steps": sum(s.batch > 0 for s in recorder.steps),
+        "steps": int(np.count_nonzero(steps.column("batch"))),
         "prompt_tokens": prompt_tokens,
         "output_tokens": output_tokens,
         "computed_tokens": computed,
@@ -174,8 +171,8 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
         "prefix_evicted_blocks": found.evictions,
         "prefix_regretted_blocks": found.regretted,
         "prefill_saved_s": found.hit_tokens * ratio(float(fed @ weights), prefill_tokens),
-        "blocks_copied": sum(s.copies for s in recorder.steps),
-        "copy_s": sum(s.copy_s for s in recorder.steps),
+        "blocks_copied": int(steps.column("copies").sum()),
+        "copy_s": float(steps.column("copy_s").sum()),
         "preemptions": len(recorder.preemptions),
         "recomputed_tokens": recomputed,
         "recompute_tax": ratio(recomputed, computed),

@@ -3,34 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from pagedlab.allocator.base import Sharing, Usage
-from pagedlab.core.plan import Outcome, Plan, Preemption
+from pagedlab.core.plan import Coasted, Outcome, Plan, Preemption
 from pagedlab.core.request import Key, Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One row of the timeline. It holds from start_s until the next row starts.
-
-    running: sequences that hold memory; the step itself ran `batch` of them, feeding `tokens` tokens, of which
-    `prefill_tokens` belong to sequences fed more than one. usage: the split of the slots while the step ran.
-    sharing: what sharing saved of them. copies: blocks copied before the step, in copy_s seconds of it.
-    """
-
-    start_s: float
-    end_s: float
-    running: int
-    waiting: int
-    batch: int
-    tokens: int
-    prefill_tokens: int
-    usage: Usage
-    memory_blocked: bool
-    sharing: Sharing = field(default_factory=Sharing)
-    copies: int = 0
-    copy_s: float = 0.0
+from pagedlab.recorder.timeline import Step, Timeline
 
 
 class Recorder:
@@ -38,7 +15,7 @@ class Recorder:
 
     def __init__(self, on_progress: Callable[[Recorder], None] = lambda recorder: None):
         self.sequences: list[Sequence] = []
-        self.steps: list[Step] = []
+        self.steps = Timeline()
         self.preemptions: list[tuple[float, int, Preemption]] = []  # time, step, record
         # (first step, step after the last, slots promised and never used) of every stay of a sequence in the pool; a
         # branch stays as long as its trunk.
@@ -86,21 +63,31 @@ class Recorder:
             self.num_finished += seq.trunk is None
         self.steps.append(
             Step(
-                start_s=start,
-                end_s=end,
-                running=running,
-                waiting=waiting,
-                batch=plan.num_sequences,
-                tokens=plan.total_tokens,
-                prefill_tokens=sum(n for n in plan.num_tokens if n > 1),
-                usage=usage,
-                memory_blocked=plan.memory_blocked,
-                sharing=sharing,
-                copies=len(plan.copies),
-                copy_s=outcome.copy_s,
+                start,
+                end,
+                running,
+                waiting,
+                plan.num_sequences,
+                plan.total_tokens,
+                sum([n for n in plan.num_tokens if n > 1]),
+                usage,
+                plan.memory_blocked,
+                sharing,
+                len(plan.copies),
+                outcome.copy_s,
             )
         )
         self.output_tokens += sum(token >= 0 for token in outcome.tokens) + plan.num_sequences - len(plan.batch)
+        self._on_progress(self)
+
+    def coasted(self, first: Step, steps: Coasted, block_size: int, promises: bool, finished: list[Sequence]) -> None:
+        """Steps that nobody planned. first: the first of them; block_size, promises: as `Timeline.stretch` takes them.
+        finished: as in `step`, of the last one."""
+        self.steps.stretch(first, steps.ends, steps.grown, block_size, promises)
+        for seq in finished:
+            self._left(seq, len(self.steps))
+        self.num_finished += len(finished)
+        self.output_tokens += first.batch * len(steps.ends)
         self._on_progress(self)
 
     def _left(self, seq: Sequence, before_step: int) -> None:

@@ -8,13 +8,16 @@ out, and when an audit looks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from pagedlab.allocator.base import Allocator
 from pagedlab.core.errors import InvariantError
-from pagedlab.core.plan import Growth, Plan, Together
+from pagedlab.core.plan import Coasted, Growth, Plan, Together
 from pagedlab.core.request import Request, Sequence
+from pagedlab.core.told import Stamps, Told
 
 # (request, start, stop) -> the output tokens start to stop.
 Foretold = Callable[[Request, int, int], list[int]]
@@ -22,10 +25,13 @@ Foretold = Callable[[Request, int, int], list[int]]
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """since: the cohort's steps when it was last up to date."""
+    """since: the cohort's steps when it was last up to date. due: when it fills its blocks, as the cohort counts."""
 
     seq: Sequence
     since: int
+    output: Told
+    times: Stamps
+    due: int = -1
 
 
 class Cohort:
@@ -41,9 +47,10 @@ class Cohort:
         self._ranks: dict[int, int] = {}  # id -> place in the order of admission, of all that run
         self._admissions = 0
         self._members: dict[int, _Member] = {}
-        self._times: list[float] = []  # the end of every step that the cohort took
+        self._times = array("d")  # the end of every step that the cohort took
         # Step -> the members whose blocks are full when it begins, those that have left included.
         self._full: dict[int, list[_Member]] = {}
+        self._asking: dict[int, _Member] = {}  # members of whose blocks a cache may take in more after any step
         self._joined: list[Sequence] = []
         self._dissolved = False
 
@@ -58,37 +65,68 @@ class Cohort:
         self.apart.pop(seq.id, None)
         del self._ranks[seq.id]
 
-    def join(self, seq: Sequence) -> None:
-        """A sequence that has just got a token becomes a member, from the next decode step on."""
+    def join(self, seq: Sequence, kept: bool) -> None:
+        """A sequence that has just got a token becomes a member, from the next decode step on. kept: as for `kept`."""
         del self.apart[seq.id]
-        member = _Member(seq, len(self._times))
+        output, times = seq.output, seq.token_s
+        if not isinstance(output, Told):
+            output = seq.output = Told(partial(self._foretold, seq.request), len(output))
+        if not isinstance(times, Stamps):
+            times = seq.token_s = Stamps(self._times, times)
+        member = _Member(seq, len(self._times), output, times)
         self._members[seq.id] = member
+        self.kept(seq, kept)
         self._joined.append(seq)
         self._await_full(member, len(self._allocator.holdings[seq.id].table), seq.computed)
+
+    def kept(self, seq: Sequence, whole: bool) -> None:
+        """Whether a cache has taken in all that a member computed; else it is to be asked again after each step."""
+        if whole:
+            self._asking.pop(seq.id, None)
+        else:
+            self._asking[seq.id] = self._members[seq.id]
 
     def decode(self, plan: Plan, most: int) -> bool:
         """Feed all that decode, and so every member, its token.
 
         False, and nothing planned, when they are more than `most`, or need more blocks than are free, or one that is no
-        member decodes too (of a prompt's chunks the last may be a single token): the cohort is then dissolved, and
-        each has to be looked at.
+        member decodes too (of a prompt's chunks the last may be a single token), or may have to preempt somebody (branches
+        that feed again what they had generated): the cohort is then dissolved, and each has to be looked at.
         """
-        if any(seq.pending == 1 for seq in self.apart.values()):
+        if any(seq.pending == 1 or seq.forked for seq in self.apart.values()):
             self.dissolve()
             return False
         if not self._members:
             return True
-        step = len(self._times)
-        full = [m for m in self._full.pop(step, ()) if self._members.get(m.seq.id) is m]
-        if len(self._members) > most or len(full) > self._allocator.pool.num_available:
+        if len(self._members) > most or self._num_full() > self._allocator.pool.num_available:
             self.dissolve()
             return False
-        for member in sorted(full, key=self._rank) if len(full) > 1 else full:
-            self._grow(member, plan)
-        self._allocator.fill(len(self._members) - len(full))
+        owed = self._give_blocks(plan)
         plan.total_tokens += len(self._members)
-        plan.together = self._told(len(self._members))
+        plan.together = self._told(len(self._members), owed)
         return True
+
+    def coasting(self, most: int) -> Iterator[int] | None:
+        """The blocks that the tables of all will grow by in each coming step, as long as there is nothing to do in them
+        but to decode. None where the next one is to be planned, or has more than `most` tokens."""
+        if self.apart or self._asking or not 0 < len(self._members) <= most or len(self._times) in self._full:
+            return None
+        return self._unplanned()
+
+    def _unplanned(self) -> Iterator[int]:
+        step = len(self._times)
+        while step not in self._full:
+            yield 0
+            step += 1
+
+    def coasted(self, steps: Coasted) -> list[Sequence]:
+        """These steps were taken; they are counted by the allocator. Returns who is to be looked at, as `took`."""
+        self._times.extend(steps.ends[:-1])
+        return self.took(steps.ends[-1], steps.ended)
+
+    @property
+    def size(self) -> int:
+        return len(self._members)
 
     def tell(self, plan: Plan) -> None:
         """A plan in which no member runs has to say who joined all the same."""
@@ -98,17 +136,18 @@ class Cohort:
     def took(self, now: float, ended: list[Sequence]) -> list[Sequence]:
         """The decode step that was planned has been executed. Returns who is to be looked at, brought up to date, in
         order of admission: those that ended, members no longer, and, where a cache wants to know, those that have
-        filled a block."""
+        filled a block or have one that it would not take before."""
         self._times.append(now)
         members = [self._members[seq.id] for seq in ended]
         if self._allocator.caches:
             gone = {seq.id for seq in ended}
-            full = self._full.get(len(self._times), ())
-            members += [m for m in full if self._members.get(m.seq.id) is m and m.seq.id not in gone]
+            looked_at = self._asking | {m.seq.id: m for m in self._filled(len(self._times))}
+            members += [m for id, m in looked_at.items() if id not in gone]
         for member in members:
             self._settle(member)
         for seq in ended:
-            del self._members[seq.id]
+            self._asking.pop(seq.id, None)
+            self._left(self._members.pop(seq.id))
         return [member.seq for member in sorted(members, key=self._rank)]
 
     def settle(self) -> None:
@@ -125,16 +164,39 @@ class Cohort:
         everybody = self.apart | {id: member.seq for id, member in self._members.items()}
         self.apart = {id: everybody[id] for id in sorted(everybody, key=self._ranks.__getitem__)}
         self._members.clear()
-        self._full.clear()
+        self._asking.clear()
+        self._forget_growth()
         self._joined, self._dissolved = [], True
 
     def _rank(self, member: _Member) -> int:
         return self._ranks[member.seq.id]
 
-    def _told(self, count: int) -> Together:
-        told = Together(count, self._joined, self._dissolved)
+    def tell_now(self) -> Together:
+        """Of steps that nobody plans."""
+        return self._told(len(self._members))
+
+    def _told(self, count: int, owed: int = 0) -> Together:
+        told = Together(count, self._joined, self._dissolved, owed)
         self._joined, self._dissolved = [], False
         return told
+
+    # ---- who fills a block when -------------------------------------------------------------------------------
+
+    def _num_full(self) -> int:
+        """Members whose blocks are full when the next step begins."""
+        return len(self._filled(len(self._times)))
+
+    def _filled(self, step: int) -> list[_Member]:
+        return [m for m in self._full.get(step, ()) if self._members.get(m.seq.id) is m]
+
+    def _give_blocks(self, plan: Plan) -> int:
+        """All fill one slot more, some of them in a new block. Returns how many blocks are owed for it."""
+        full = self._filled(len(self._times))
+        self._full.pop(len(self._times), None)
+        for member in sorted(full, key=self._rank) if len(full) > 1 else full:
+            self._grow(member, plan)
+        self._allocator.fill(len(self._members) - len(full))
+        return 0
 
     def _grow(self, member: _Member, plan: Plan) -> None:
         seq, allocator = member.seq, self._allocator
@@ -152,13 +214,19 @@ class Cohort:
         left = blocks * self._allocator.pool.block_size - computed
         self._full.setdefault(len(self._times) + left, []).append(member)
 
+    def _left(self, member: _Member) -> None:
+        """It is no member any more: its place in the calendar is passed over when its step comes."""
+
+    def _forget_growth(self) -> None:
+        self._full.clear()
+
     def _settle(self, member: _Member) -> None:
         steps = len(self._times) - member.since
         if steps == 0:
             return
         seq = member.seq
         seq.computed += steps
-        seq.output.extend(self._foretold(seq.request, len(seq.output), len(seq.output) + steps))
-        seq.token_s.extend(self._times[member.since :])
+        member.output.more(steps)
+        member.times.stretch(member.since, len(self._times))
         member.since += steps
         self._allocator.catch_up(seq.id, seq.computed)

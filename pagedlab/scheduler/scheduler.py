@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pagedlab.allocator.base import Allocator
 from pagedlab.core.errors import InvariantError
 from pagedlab.core.plan import Admission as Admitted
-from pagedlab.core.plan import Choice, Copy, Fork, Growth, Outcome, Plan
+from pagedlab.core.plan import Choice, Coasted, Copy, Fork, Growth, Outcome, Plan, Together
 from pagedlab.core.plan import Preemption as PreemptionRecord
 from pagedlab.core.request import Key, Request, Sequence, Status
 from pagedlab.preemption.base import Preemption
@@ -19,6 +19,7 @@ from pagedlab.scheduler.beam import BeamSearch
 from pagedlab.scheduler.cohort import Cohort, Foretold
 from pagedlab.scheduler.group import Group, Samples
 from pagedlab.scheduler.order.base import Order
+from pagedlab.scheduler.owing import OwingCohort
 
 if TYPE_CHECKING:
     from pagedlab.scheduler.batching.base import Batching
@@ -44,7 +45,10 @@ class Scheduler:
         victim: Victim,
         max_num_seqs: int,
         foretold: Foretold | None = None,
+        skip: bool = False,
     ):
+        """foretold: of an executor that can tell its tokens beforehand: sequences that decode then advance together.
+        skip: and several steps at a time, while nothing can happen between them and the policies agree."""
         self.allocator = allocator
         self.order = order
         self.admission = admission
@@ -58,7 +62,13 @@ class Scheduler:
         self._released: list[int] = []
         self._forked: list[Fork] = []
         self._copies: list[Copy] = []
-        self._cohort = Cohort(allocator, foretold) if foretold else None  # of those that decode, who advance together
+        self._skips = skip and foretold is not None and allocator.grows is not None
+        self._cohort: Cohort | None = None  # of those that decode, who advance together
+        if foretold is not None:
+            owing = self._skips and not allocator.caches
+            self._cohort = OwingCohort(allocator, foretold) if owing else Cohort(allocator, foretold)
+        # The head of the queue is known to be refused, and will be until somebody ends.
+        self._stuck = self._blocked = False
         self._high_water: dict[Key, int] = {}  # tokens computed of a sequence before it was preempted
 
     # ---- requests ---------------------------------------------------------------------------------------------
@@ -91,6 +101,7 @@ class Scheduler:
         if seq.refusal:
             seq.status = Status.REFUSED
         else:
+            self._stuck = False
             self.order.push(seq)
             if group:
                 self._groups[seq.id] = group
@@ -139,7 +150,9 @@ class Scheduler:
         plan = Plan(released=self._released, forked=self._forked, copies=self._copies)
         self._released, self._forked, self._copies = [], [], []
         self.batching.fill(plan, self)
-        plan.memory_blocked = bool(plan.preempted) or self._head_lacks_blocks()
+        self._blocked = self._head_lacks_blocks()
+        self._stuck = self._blocked or self._head_lacks_rows()
+        plan.memory_blocked = bool(plan.preempted) or self._blocked
         if self._cohort is not None:
             self._cohort.tell(plan)
         return plan
@@ -147,15 +160,10 @@ class Scheduler:
     def commit(self, plan: Plan, outcome: Outcome, now: float) -> list[Sequence]:
         """Take in what the executor did; returns the sequences that finished, their blocks freed: branches too, and
         after the last of them their trunk."""
-        finished = []
+        finished: list[Sequence] = []
         self.allocator.step_over()
         if self._cohort is not None and plan.together is not None and plan.together.count:
-            ended = {seq.id for seq in outcome.ended}
-            for seq in self._cohort.took(now, outcome.ended):
-                self.allocator.computed(seq)
-                if seq.id in ended:
-                    self._finish(seq, "length", now)
-                    finished.append(seq)
+            finished = self._advanced(self._cohort.took(now, outcome.ended), outcome.ended, now)
         offers: dict[int, list[list[Choice]]] = {}  # request id -> what its sequences may go on with
         for i, (seq, fed, token, finish) in enumerate(
             zip(plan.batch, plan.num_tokens, outcome.tokens, outcome.finish, strict=True)
@@ -164,7 +172,7 @@ class Scheduler:
             if seq.computed < high:
                 (seq.trunk or seq).recomputed_tokens += min(high, seq.computed + fed) - seq.computed
             seq.computed += fed
-            self.allocator.computed(seq)
+            kept = self.allocator.computed(seq)
             if token < 0:
                 continue
             if seq.trunk is not None or seq.branches:
@@ -176,10 +184,50 @@ class Scheduler:
                 self._finish(seq, finish, now)
                 finished.append(seq)
             elif self._cohort is not None:
-                self._cohort.join(seq)
+                self._cohort.join(seq, kept)
         for request_id, offered in offers.items():
             finished += self._advance(self._groups[request_id], offered, now)
         return finished
+
+    def _advanced(self, seqs: list[Sequence], ended: list[Sequence], now: float) -> list[Sequence]:
+        """Of those that advanced together these are to be looked at. Returns who ended, in order of admission."""
+        ids = {seq.id for seq in ended}
+        for seq in seqs:
+            kept = self.allocator.computed(seq)
+            if seq.id in ids:
+                self._finish(seq, "length", now)
+            elif self._cohort is not None:
+                self._cohort.kept(seq, kept)
+        return [seq for seq in seqs if seq.id in ids]
+
+    # ---- several steps ------------------------------------------------------------------------------------------
+
+    def coasting(self, now: float) -> tuple[Together, Iterator[int], float] | None:
+        """Whether the coming steps need no plan, since all there is to do in them is that all who run decode:
+        nobody can be admitted, nobody needs a block that is not free. Who they are, the blocks that their tables grow
+        by in each, and until when the policies decide nothing else. Only steps that begin before that, and before anybody arrives
+        or ends, may be taken; `coasted` must be told. None: `schedule` the next one.
+        """
+        cohort = self._cohort
+        if cohort is None or not self._skips or (len(self.order) and (not self._stuck or self.allocator.caches)):
+            return None
+        until = min(policy.next_wakeup(now) for policy in (self.order, self.admission, self.batching))
+        grown = cohort.coasting(self.batching.max_tokens) if until > now else None
+        return (cohort.tell_now(), grown, until) if grown is not None else None
+
+    @property
+    def memory_blocked(self) -> bool:
+        """Whether the next in line was refused its blocks when the last step was planned."""
+        return self._blocked and len(self.order) > 0
+
+    def coasted(self, steps: Coasted, begun: float) -> list[Sequence]:
+        """Take in steps that nobody planned, the last of which began at `begun`; returns who finished. The allocator
+        has counted what they filled."""
+        if self._cohort is None:
+            raise InvariantError("steps were taken together by nobody")
+        self.allocator.time(begun)
+        self.allocator.step_over()
+        return self._advanced(self._cohort.coasted(steps), steps.ended, steps.ends[-1])
 
     def _finish(self, seq: Sequence, reason: str, now: float) -> None:
         """A request of a single output has ended."""
@@ -292,6 +340,8 @@ class Scheduler:
         holding = self.allocator.holdings[seq.key]
         length, last = len(holding.table), holding.table[-1]
         while (new := self.allocator.grow(seq.key, seq.computed + num_tokens)) is None:
+            if self._cohort is not None:
+                self._cohort.dissolve()
             victim = self.victim.choose(self.running)
             self._preempt(plan, victim, beneficiary=request)
             if victim is request:
@@ -333,6 +383,10 @@ class Scheduler:
         plan.copies += [Copy(seq.row, *pair) for pair in grant.copies]
         return seq
 
+    def _head_lacks_rows(self) -> bool:
+        head = self.order.peek()
+        return head is not None and len(self._rows) < len(head.parts)
+
     def _head_lacks_blocks(self) -> bool:
         """Whether the next in line would be refused its blocks, asked once the step is planned: with its tokens spent a
         step may not have looked at the queue."""
@@ -343,6 +397,7 @@ class Scheduler:
 
     def _preempt(self, plan: Plan, victim: Sequence, beneficiary: Sequence) -> None:
         plan.drop(victim)
+        self._stuck = False
         for part in victim.feeding:
             self._high_water[part.key] = max(self._high_water.get(part.key, 0), part.computed)
         parts = victim.parts
@@ -361,6 +416,7 @@ class Scheduler:
 
     def _leave(self, request: Sequence, parts: list[Sequence]) -> None:
         """These sequences of a request have ended, or are dropped, and give everything back."""
+        self._stuck = False
         self._count_unused(request, parts)
         for part in parts:
             self.allocator.settle(part if request.forked else request)

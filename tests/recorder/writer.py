@@ -22,7 +22,8 @@ from pagedlab.allocator.base import Usage
 from pagedlab.core.plan import Preemption
 from pagedlab.core.request import Request, Sequence
 from pagedlab.recorder.folder import write_run_folder
-from pagedlab.recorder.recorder import Recorder, Step
+from pagedlab.recorder.recorder import Recorder
+from pagedlab.recorder.timeline import Step
 
 FILES = {"config.yaml", "env.json", "requests.parquet", "timeline.parquet", "events.parquet", "summary.json"}
 

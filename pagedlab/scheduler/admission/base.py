@@ -22,6 +22,11 @@ class Admission(ABC):
     @abstractmethod
     def allows(self, seq: Sequence, pool_is_empty: bool) -> bool: ...
 
+    def next_wakeup(self, now: float) -> float:
+        """Until when (seconds) it decides the same over and over, if nobody arrives, is admitted or ends, and free
+        blocks only become fewer: steps may be skipped until then. `now`, the default, is never."""
+        return now
+
 
 ADMISSIONS: Registry[type[Admission]] = Registry(
     "scheduler.admission", "pagedlab.scheduler.admission", ("on_demand", "one_at_a_time")

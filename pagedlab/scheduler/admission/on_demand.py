@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from pagedlab.core.request import Sequence
 from pagedlab.scheduler.admission.base import ADMISSIONS, Admission
 
@@ -12,3 +14,6 @@ class OnDemand(Admission):
 
     def allows(self, seq: Sequence, pool_is_empty: bool) -> bool:
         return self.allocator.can_admit(seq, keep_free=0 if pool_is_empty else self.watermark_blocks)
+
+    def next_wakeup(self, now: float) -> float:
+        return inf

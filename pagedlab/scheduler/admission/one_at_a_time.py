@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from pagedlab.core.request import Sequence
 from pagedlab.scheduler.admission.base import ADMISSIONS, Admission
 
@@ -14,3 +16,6 @@ class OneAtATime(Admission):
 
     def allows(self, seq: Sequence, pool_is_empty: bool) -> bool:
         return pool_is_empty and self.allocator.can_admit(seq)
+
+    def next_wakeup(self, now: float) -> float:
+        return inf

@@ -21,6 +21,11 @@ class Batching(ABC):
     @abstractmethod
     def fill(self, plan: Plan, scheduler: Scheduler) -> None: ...
 
+    def next_wakeup(self, now: float) -> float:
+        """Until when (seconds) it decides the same over and over, if nobody arrives, is admitted or ends, and free
+        blocks only become fewer: steps may be skipped until then. `now`, the default, is never."""
+        return now
+
 
 BATCHINGS: Registry[type[Batching]] = Registry(
     "scheduler.batching", "pagedlab.scheduler.batching", ("prefill_first", "chunked")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from pagedlab.core.plan import Plan
 from pagedlab.scheduler.batching.base import BATCHINGS, Batching
 from pagedlab.scheduler.scheduler import Scheduler
@@ -23,3 +25,6 @@ class Chunked(Batching):
             budget -= scheduler.prefill(plan, seq, budget)
         while budget > 0 and (new := scheduler.admit_next(plan)) is not None:
             budget -= scheduler.prefill(plan, new, budget)
+
+    def next_wakeup(self, now: float) -> float:
+        return inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 
 from pagedlab.core.plan import Plan
 from pagedlab.core.request import Sequence
@@ -28,6 +29,9 @@ class PrefillFirst(Batching):
             budget -= scheduler.prefill(plan, new, budget)
         if not plan.batch:
             scheduler.decode_all(plan, self.max_tokens)
+
+    def next_wakeup(self, now: float) -> float:
+        return inf
 
     def _fits(self, scheduler: Scheduler, budget: int, seq: Sequence) -> bool:
         return seq.to_compute - scheduler.allocator.cached_tokens(seq) <= budget or budget == self.max_tokens

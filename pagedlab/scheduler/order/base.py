@@ -24,6 +24,11 @@ class Order(ABC):
     def key(self, seq: Sequence) -> Any:
         """Smaller is sooner."""
 
+    def next_wakeup(self, now: float) -> float:
+        """Until when (seconds) it decides the same over and over, if nobody arrives, is admitted or ends, and free
+        blocks only become fewer: steps may be skipped until then. `now`, the default, is never."""
+        return now
+
     def push(self, seq: Sequence) -> None:
         heapq.heappush(self._heap, (self.key(seq), seq.id, seq))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from pagedlab.core.request import Sequence
 from pagedlab.scheduler.order.base import ORDERS, Order
 
@@ -12,3 +14,6 @@ class Fcfs(Order):
 
     def key(self, seq: Sequence) -> float:
         return seq.request.arrival_s
+
+    def next_wakeup(self, now: float) -> float:
+        return inf

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 
 from pagedlab.core.request import Sequence
@@ -14,3 +16,6 @@ class Random(Order):
 
     def key(self, seq: Sequence) -> float:
         return float(np.random.default_rng((self.seed, seq.id)).random())
+
+    def next_wakeup(self, now: float) -> float:
+        return inf

@@ -1,0 +1,55 @@
+"""A cohort whose members are owed the blocks that they fill: a step asks how many, and nobody which.
+
+Where a sequence takes one block whenever its last one is full, the members that need one in a step are those whose
+contexts have the same rest by the block size. So the calendar is a count for each rest, many steps can be foreseen, and
+ids are handed out only when a member is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pagedlab.allocator.base import Allocator
+from pagedlab.core.plan import Plan
+from pagedlab.scheduler.cohort import Cohort, Foretold, _Member
+
+
+class OwingCohort(Cohort):
+    """For an allocator that says how its sequences grow (`Allocator.grows`), and caches nothing."""
+
+    def __init__(self, allocator: Allocator, foretold: Foretold):
+        super().__init__(allocator, foretold)
+        self._size = allocator.pool.block_size
+        self._due = [0] * self._size  # members whose blocks are full when a step begins, by the step's rest
+
+    def coasting(self, most: int) -> Iterator[int] | None:
+        if self.apart or not 0 < len(self._members) <= most or self._num_full() > self._allocator.pool.num_available:
+            return None
+        return self._unplanned()
+
+    def _unplanned(self) -> Iterator[int]:
+        step, left, due, size = len(self._times), self._allocator.pool.num_available, self._due, self._size
+        while (left := left - (blocks := due[step % size])) >= 0:
+            yield blocks
+            step += 1
+
+    def _num_full(self) -> int:
+        return self._due[len(self._times) % self._size]
+
+    def _give_blocks(self, plan: Plan) -> int:
+        owed = self._num_full()
+        self._allocator.fill(len(self._members))
+        self._allocator.owe(owed)
+        return owed
+
+    def _await_full(self, member: _Member, blocks: int, computed: int) -> None:
+        if self._allocator.grows:
+            member.due = (len(self._times) + blocks * self._size - computed) % self._size
+            self._due[member.due] += 1
+
+    def _left(self, member: _Member) -> None:
+        if member.due >= 0:
+            self._due[member.due] -= 1
+
+    def _forget_growth(self) -> None:
+        self._due = [0] * self._size
