@@ -1,7 +1,8 @@
 """How many requests a second the simulator serves on one core, with full metrics, by number of requests.
 
 Llama-3-8B on an A100, lengths like Azure's conversations of 2023, Poisson arrivals at 6.45 requests a second, unless
-the command line says otherwise. Each size runs in a process of its own, so that its peak memory is its own.
+the command line says otherwise. Each size runs in a process of its own, so that its peak memory is its own. The same
+requests are served with every step planned (executor.skip=false), which is what the others are compared with.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def bench(interrupts: Interrupts) -> int:
 
 def bench_job(job: Job) -> None:
     from concurrent.futures import ProcessPoolExecutor
+    from copy import deepcopy
     from multiprocessing import get_context
 
     from omegaconf import OmegaConf
@@ -67,27 +69,40 @@ def bench_job(job: Job) -> None:
     own = OmegaConf.to_container(job.config.bench)
     del job.config.bench
     settings = load_settings(job.config)
-    sizes, profiled = _sizes(own)
+    sizes, profiled, most_stepped = _sizes(own)
+    stepped = deepcopy(settings)
+    stepped.executor.skip = False
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
+        planned = processes.submit(measure, stepped, min(most_stepped, max(sizes))).result()
         rows = [processes.submit(measure, settings, size).result() for size in sizes]
         rooms = processes.submit(profile, settings, profiled).result() if profiled else {}
+    for row in (planned, *rows):
+        row["ratio_to_stepped"] = row["requests_per_s"] / planned["requests_per_s"]
     slope = _slope(rows)
-    _show(rows, slope, rooms)
-    summary = {"stepped_requests_per_s": rows[-1]["requests_per_s"], "slope": slope, "rows": rows, "profile": rooms}
+    _show(planned, rows, slope, rooms)
+    summary = {
+        "stepped_requests_per_s": planned["requests_per_s"],
+        "skipped_requests_per_s": max(row["requests_per_s"] for row in rows),
+        "slope": slope,
+        "stepped": planned,
+        "rows": rows,
+        "profile": rooms,
+    }
     job.folder.mkdir(parents=True, exist_ok=True)
     write_json(job.folder / "summary.json", summary)
     print(f"run folder: {job.folder}")
 
 
-def _sizes(own: Any) -> tuple[list[int], int]:
+def _sizes(own: Any) -> tuple[list[int], int, int]:
     from pagedlab.core.errors import ConfigError
     from pagedlab.workload.checks import whole
 
-    if not isinstance(own, dict) or set(own) != {"requests", "profile"}:
-        raise ConfigError("bench: expected requests and profile, and nothing else")
+    if not isinstance(own, dict) or set(own) != {"requests", "stepped", "profile"}:
+        raise ConfigError("bench: expected requests, stepped and profile, and nothing else")
     if not isinstance(own["requests"], list) or not own["requests"]:
         raise ConfigError(f"bench.requests={own['requests']}: expected a list of numbers of requests")
-    return [whole("bench.requests", size) for size in own["requests"]], whole("bench.profile", own["profile"], low=0)
+    sizes = [whole("bench.requests", size) for size in own["requests"]]
+    return sizes, whole("bench.profile", own["profile"], low=0), whole("bench.stepped", own["stepped"])
 
 
 def measure(settings: Settings, count: int) -> dict[str, Any]:
@@ -176,18 +191,28 @@ def _slope(rows: list[dict[str, Any]]) -> float | None:
     return float(np.polyfit(sizes, np.log([row["seconds_cpu"] for row in rows]), 1)[0]) - 1
 
 
-def _show(rows: list[dict[str, Any]], slope: float | None, rooms: dict[str, float]) -> None:
+def _show(planned: dict[str, Any], rows: list[dict[str, Any]], slope: float | None, rooms: dict[str, float]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title="simulator, one core, CPU time of serving and summarizing")
-    for column in ("requests", "seconds", "requests/s", "steps/s", "mean batch", "preemptions", "peak RSS, MB"):
+    for column in (
+        "requests",
+        "seconds",
+        "requests/s",
+        "to planned",
+        "steps/s",
+        "mean batch",
+        "preemptions",
+        "peak RSS, MB",
+    ):
         table.add_column(column, justify="right")
-    for row in rows:
+    for row in (planned, *rows):
         table.add_row(
-            str(row["requests"]),
+            f"{row['requests']}{' planned' if row is planned else ''}",
             f"{row['seconds_cpu']:.2f}",
             f"{row['requests_per_s']:.0f}",
+            f"{row['ratio_to_stepped']:.2f}",
             f"{row['steps_per_s']:.0f}",
             f"{row['mean_batch_size']:.1f}",
             str(row["preemptions"]),

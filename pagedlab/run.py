@@ -11,6 +11,7 @@ import yaml
 
 from pagedlab.allocator.base import ALLOCATORS, Allocator
 from pagedlab.allocator.caching_pool import CachingPool
+from pagedlab.allocator.fresh_pool import FreshPool
 from pagedlab.allocator.paged import PagedAllocator
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.allocator.prefixes import Prefixes
@@ -139,7 +140,7 @@ def build_scheduler(
 def build_allocator(settings: Settings, num_blocks: int, max_model_len: int) -> Allocator:
     size, choice = settings.block_size, settings.prefix_cache
     if choice.name == "none":
-        return ALLOCATORS[settings.allocator.name](BlockPool(num_blocks, size), max_model_len)
+        return ALLOCATORS[settings.allocator.name](_pool(settings, num_blocks), max_model_len)
     if choice.pin_blocks >= num_blocks:
         raise ConfigError(
             f"prefix_cache.pin_blocks={choice.pin_blocks}: expected less than the pool's {num_blocks} blocks"
@@ -152,6 +153,14 @@ def build_allocator(settings: Settings, num_blocks: int, max_model_len: int) -> 
     index = PREFIX_CACHES[choice.name](size, Digest(choice.hash), identity)
     pool = CachingPool(num_blocks, size, eviction)
     return PagedAllocator(pool, max_model_len, Prefixes(index, pool, choice.pin_blocks))
+
+
+def _pool(settings: Settings, num_blocks: int) -> BlockPool:
+    """Without a cache. In a simulation nobody reads a block: where none is shared or chosen it needs no number."""
+    of = settings.sampling
+    counted = settings.executor.name == "simulated" and max(of.n, of.best_of or 1, of.beam_width) == 1
+    kind = FreshPool if counted and ALLOCATORS[settings.allocator.name].grows else BlockPool
+    return kind(num_blocks, settings.block_size)
 
 
 def _budget(settings: Settings) -> tuple[Callable[[int], int], str]:

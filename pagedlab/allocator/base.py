@@ -193,7 +193,7 @@ class Allocator(ABC):
         new: list[int] | None = []
         if num_tokens > holding.promised:
             filled = holding.promised % self.pool.block_size
-            shared = filled > 0 and self.pool.ref[holding.table[-1]] > 1
+            shared = filled > 0 and self.pool.is_shared(holding.table[-1])
             new = self._blocks_for_growth(holding, num_tokens, int(shared))
             if new is None:
                 return None
@@ -273,14 +273,10 @@ class Allocator(ABC):
 
     def usage(self) -> Usage:
         """The split of every slot now, from running sums: O(1)."""
-        size = self.pool.block_size
-        return Usage(
-            tokens=self._tokens,
-            reserved=self._promised - self._tokens,
-            block_tail=self.pool.num_held * size - self._promised,
-            cached_idle=self.pool.num_idle * size,
-            free=self.pool.num_free * size,
-        )
+        pool = self.pool
+        size, idle, free, promised = pool.block_size, pool.num_idle, pool.num_free, self._promised
+        held = pool.num_blocks - free - idle
+        return Usage(self._tokens, promised - self._tokens, held * size - promised, idle * size, free * size)
 
     def audit(self) -> None:
         """Check every invariant from scratch; InvariantError names the first that does not hold."""

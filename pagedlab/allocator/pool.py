@@ -40,6 +40,10 @@ class BlockPool:
     def num_held(self) -> int:
         return self.num_blocks - self.num_free - self.num_idle
 
+    def is_shared(self, block: int) -> bool:
+        """Whether more than one sequence maps it."""
+        return self.ref[block] > 1
+
     def free_ids(self) -> list[int]:
         """The free blocks, next to be handed out first."""
         return list(self._free)

@@ -204,6 +204,8 @@ class Sequence:
     @property
     def output_tokens(self) -> int:
         """Tokens of the answer, so far: of all n samples, of the best beam."""
+        if not self.branches:
+            return len(self.output)
         return sum(len(output.token_ids) for output in self.outputs()[: self.sampling.n])
 
     def outputs(self) -> list[Completion]:

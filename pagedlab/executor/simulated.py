@@ -85,8 +85,10 @@ class SimulatedExecutor(Executor):
                 work.decodes = work.sampled = plan.together.count
                 work.decode_slots = self._together.slots
                 work.blocks = plan.together.owed
-        work.blocks += sum([len(new.block_ids) for new in plan.admitted])
-        work.blocks += sum([len(new.block_ids) for new in plan.grown])
+        for new in plan.admitted:
+            work.blocks += len(new.block_ids)
+        for growth in plan.grown:
+            work.blocks += len(growth.block_ids)
         tokens: list[int] = [-1] * len(plan.batch)
         finish: list[str | None] = [None] * len(plan.batch)
         choices: dict[int, list[Choice]] = {}
@@ -97,13 +99,13 @@ class SimulatedExecutor(Executor):
                 work.decode_slots += (seq.computed // size + 1) * size
             else:
                 work.chunks.append((fed, seq.computed))
-            if plan.samples(i):
+            if fed == seq.to_compute:
                 work.sampled += 1
                 if seq.branches or seq.trunk is not None:
                     choices[i] = self._choices(seq)
                     tokens[i], finish[i] = choices[i][0].token, choices[i][0].finish
                     continue
-                (tokens[i],) = self.output_tokens(seq.request, len(seq.output), len(seq.output) + 1)
+                tokens[i] = self._ring[(mix(seq.request.sampling.seed) + len(seq.output)) % len(self._ring)]
                 finish[i] = finish_reason(seq, tokens[i], frozenset())
         copy_s = self.cost.copy_s(len(plan.copies))
         seconds = self.cost.step_s(work, self.overlap) + copy_s

@@ -106,9 +106,10 @@ class CostModel:
     def step_s(self, work: StepWork, overlap: bool = False) -> float:
         """Seconds of a step. overlap: the host prepares the next one meanwhile, so that only the slower of the two
         counts; else the device waits for it."""
-        price = self.price(work)
-        device = price.dense + price.decode_attention + price.prefill_attention + price.head
-        return max(device, price.host) if overlap else device + price.host
+        device = self.dense_s(work.tokens) + self.decode_attention_s(work.decodes, work.decode_slots)
+        device = device + self.prefill_attention_s(work.chunks) + self.head_s(work.sampled)
+        host = self.host_s(work.sequences, work.admitted, work.blocks)
+        return max(device, host) if overlap else device + host
 
     def of_decodes(self, sequences: int, overlap: bool) -> Callable[[int, int], float]:
         """(slots, blocks) -> seconds of a step in which so many sequences decode, and nothing else, as `step_s`."""

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pagedlab.recorder.metrics import SPLIT, latencies, split_over_time
+from pagedlab.recorder.metrics import SPLIT, delays_of, split_over_time
 from pagedlab.recorder.recorder import Recorder
 
 _TEMPORARY = ".tmp-"
@@ -74,7 +74,7 @@ def requests_table(recorder: Recorder) -> pa.Table:
     """One row a request, in order of submission; refused and unfinished ones included. Several outputs: best first."""
     seqs = recorder.sequences
     outputs = [seq.outputs() for seq in seqs]
-    delays = [latencies(seq) for seq in seqs]
+    delays = delays_of(seqs)
     seconds = pa.float64()
     return pa.table(
         {
@@ -87,9 +87,9 @@ def requests_table(recorder: Recorder) -> pa.Table:
             "output_tokens": pa.array([s.output_tokens for s in seqs], pa.int64()),
             "max_tokens": pa.array([s.request.max_tokens for s in seqs], pa.int64()),
             "arrival_s": pa.array([s.request.arrival_s for s in seqs], seconds),
-            "first_token_s": pa.array([s.token_s[0] if s.token_s else None for s in seqs], seconds),
+            "first_token_s": pa.array([s.token_s[0] if len(s.token_s) else None for s in seqs], seconds),
             "finish_s": pa.array([s.finish_s for s in seqs], seconds),
-            **{name: pa.array([d[name] for d in delays], seconds) for name in latency_names()},
+            **{name: pa.array(of_all, seconds, from_pandas=True) for name, of_all in delays.items()},
             "preemptions": pa.array([s.preemptions for s in seqs], pa.int64()),
             "recomputed_tokens": pa.array([s.recomputed_tokens for s in seqs], pa.int64()),
             "cached_tokens": pa.array([s.cached_tokens for s in seqs], pa.int64()),
@@ -116,10 +116,6 @@ def _token_lists(rows: list[np.ndarray]) -> pa.ChunkedArray:
         parts.append(pa.ListArray.from_arrays(offsets, values))
         first = last
     return pa.chunked_array(parts, pa.list_(pa.int32()))
-
-
-def latency_names() -> tuple[str, ...]:
-    return ("ttft_s", "tpot_s", "e2e_s", "normalized_latency_s_per_token")
 
 
 def timeline_table(recorder: Recorder) -> pa.Table:

@@ -10,17 +10,20 @@ Memory: the split of the slots, weighted by the time that each row of the timeli
 
 from __future__ import annotations
 
-from itertools import chain
+from array import array
+from math import isnan, nan
+from operator import sub
 from typing import Any
 
 import numpy as np
 
 from pagedlab.allocator.base import Sharing
+from pagedlab.core.errors import InvariantError
 from pagedlab.core.request import Sequence, Status
+from pagedlab.core.told import Stamps
 from pagedlab.recorder.recorder import Recorder
 
 SCHEMA_VERSION = 1
-_AT_A_TIME = 4096  # sequences: numpy pays once for so many, and holds no more twice
 SPLIT = ("token_states", "reserved", "internal", "block_tail", "cached_idle", "free", "external")
 
 
@@ -63,48 +66,94 @@ def durations(recorder: Recorder) -> np.ndarray:
     return seconds
 
 
+def delays_of(seqs: list[Sequence]) -> dict[str, np.ndarray]:
+    """ttft_s, tpot_s, e2e_s, normalized_latency_s_per_token of each sequence, float64, NaN where it has none."""
+    arrival = np.array([seq.request.arrival_s for seq in seqs])
+    first = np.array([seq.token_s[0] if len(seq.token_s) else nan for seq in seqs])
+    last = np.array([seq.token_s[-1] if len(seq.token_s) else nan for seq in seqs])
+    count = np.array([len(seq.token_s) for seq in seqs], dtype=np.float64)
+    finish = np.array([nan if seq.finish_s is None else seq.finish_s for seq in seqs])
+    count[np.isnan(finish)] = nan
+    e2e = finish - arrival
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return {
+            "ttft_s": first - arrival,
+            "tpot_s": np.where(count > 1, (last - first) / (count - 1), nan),
+            "e2e_s": e2e,
+            "normalized_latency_s_per_token": np.where(count > 0, e2e / count, nan),
+        }
+
+
 def latencies(seq: Sequence) -> dict[str, float | None]:
-    """ttft_s, tpot_s, e2e_s, normalized_latency_s_per_token of one sequence; None where it has none."""
-    arrival, times = seq.request.arrival_s, seq.token_s
-    first = times[0] - arrival if times else None
-    if seq.finish_s is None:
-        return {"ttft_s": first, "tpot_s": None, "e2e_s": None, "normalized_latency_s_per_token": None}
-    e2e = seq.finish_s - arrival
-    n = len(times)
-    return {
-        "ttft_s": first,
-        "tpot_s": (times[-1] - times[0]) / (n - 1) if n > 1 else None,
-        "e2e_s": e2e,
-        "normalized_latency_s_per_token": e2e / n,
-    }
+    """The same of one sequence; None where it has none."""
+    return {name: None if isnan(values[0]) else float(values[0]) for name, values in delays_of([seq]).items()}
 
 
-def spread(values: list[float] | np.ndarray) -> dict[str, float | None]:
-    """mean and linear-interpolated percentiles; None of nothing."""
-    if not len(values):
+def spread(values: list[float] | np.ndarray, weights: np.ndarray | None = None) -> dict[str, float | None]:
+    """mean and linear-interpolated percentiles; None of nothing. weights: how often each value counts, int."""
+    known = np.asarray(values, dtype=np.float64)
+    if weights is not None:
+        known, weights = known[weights > 0], weights[weights > 0]
+    if not len(known):
         return dict.fromkeys(("mean", "p50", "p90", "p99"))
-    p50, p90, p99 = np.percentile(values, (50, 90, 99))
-    return {"mean": float(np.mean(values)), "p50": float(p50), "p90": float(p90), "p99": float(p99)}
+    if weights is None:
+        p50, p90, p99 = np.percentile(known, (50, 90, 99))
+        return {"mean": float(np.mean(known)), "p50": float(p50), "p90": float(p90), "p99": float(p99)}
+    order = np.argsort(known)
+    ranked, through = known[order], np.cumsum(weights[order])
+    result: dict[str, float | None] = {"mean": float(np.sum(known * weights) / through[-1])}
+    for percent in (50, 90, 99):
+        # As numpy does it with every value written out: between the neighbours of the place (n - 1) percent / 100.
+        place = (int(through[-1]) - 1) * (percent / 100)
+        low = int(place)
+        below, above = ranked[np.searchsorted(through, (low, min(low + 1, int(through[-1]) - 1)), side="right")]
+        share = place - low
+        result[f"p{percent}"] = float(below + (above - below) * share)
+    return result
 
 
-def _gaps(seqs: list[Sequence]) -> np.ndarray:
-    """Seconds between the tokens of each sequence, all together."""
-    times = [seq.token_s for seq in seqs if len(seq.token_s) > 1]
-    gaps = np.empty(sum(map(len, times)) - len(times))
-    filled = 0
-    for first in range(0, len(times), _AT_A_TIME):
-        some = times[first : first + _AT_A_TIME]
-        ends = np.cumsum([len(of_one) for of_one in some])
-        flat = np.fromiter(chain.from_iterable(some), np.float64, int(ends[-1]))
-        # Without what lies between the last token of one and the first of the next.
-        found = np.delete(np.diff(flat), ends[:-1] - 1)
-        gaps[filled : filled + len(found)] = found
-        filled += len(found)
-    return gaps
+def _gaps(seqs: list[Sequence]) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds between the tokens of each sequence, all together, and how often each counts.
+
+    A step that many sequences took together is a gap of all of them: found once, and counted.
+    """
+    single, starts, stops = array("d"), array("q"), array("q")
+    shared: array[float] = array("d")
+    for seq in seqs:
+        times = seq.token_s
+        if not isinstance(times, Stamps):
+            single.extend(map(sub, times[1:], times[:-1]))
+            continue
+        if times.shared is not shared and len(starts):
+            raise InvariantError("token times of two runs at once")
+        shared, last = times.shared, None
+        for part in times.parts:
+            if isinstance(part, tuple):
+                start, stop = part
+                first, end = shared[start], shared[stop - 1]
+                starts.append(start + 1)
+                stops.append(stop)
+            else:
+                first = end = part
+            if last is not None:
+                single.append(first - last)
+            last = end
+    found = np.diff(np.array(shared))
+    if not len(found):
+        return np.array(single), np.ones(len(single), dtype=np.int64)
+    size = len(found) + 2
+    change = np.bincount(np.array(starts), minlength=size) - np.bincount(np.array(stops), minlength=size)
+    counts = np.cumsum(change)[1:-1]
+    return np.concatenate([found, single]), np.concatenate([counts, np.ones(len(single), dtype=np.int64)])
 
 
 def ratio(a: float, b: float) -> float:
     return float(a / b) if b else 0.0
+
+
+def _over_time(values: np.ndarray, seconds: np.ndarray) -> float:
+    """The sum of value x seconds. Not by `@`, whose threads take longer to wake up than the sum."""
+    return float(np.sum(values * seconds))
 
 
 def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str) -> dict[str, Any]:
@@ -114,7 +163,7 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
     weights = durations(recorder)
     duration = float(weights.sum())
     split = split_over_time(recorder)
-    slot_seconds = {kind: float(slots @ weights) for kind, slots in split.items()}
+    slot_seconds = {kind: _over_time(slots, weights) for kind, slots in split.items()}
     pool_seconds = num_blocks * block_size * duration
     allocated = sum(slot_seconds[kind] for kind in ("token_states", "reserved", "internal", "block_tail"))
     steps = recorder.steps
@@ -129,10 +178,7 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
     found = steps[-1].sharing if len(steps) else Sharing()
     fed = prefill / np.maximum(1, tokens)
     prefill_tokens = int(prefill.sum())
-    per_request = [latencies(seq) for seq in done]
-
-    def of(name: str) -> dict[str, float | None]:
-        return spread([value for row in per_request if (value := row[name]) is not None])
+    delays = {name: spread(values[~np.isnan(values)]) for name, values in delays_of(done).items()}
 
     return {
         "status": status,
@@ -148,20 +194,20 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
         "output_tokens_per_s": ratio(output_tokens, duration),
         "total_tokens_per_s": ratio(prompt_tokens + output_tokens, duration),
         "requests_per_s": ratio(len(done), duration),
-        "mean_batch_size": ratio(float(running @ weights), duration),
+        "mean_batch_size": ratio(_over_time(running, weights), duration),
         "peak_batch_size": int(running.max(initial=0)),
         "kv_num_blocks": num_blocks,
         "block_size": block_size,
         **{f"kv_{kind}_fraction": ratio(slot_seconds[kind], pool_seconds) for kind in SPLIT},
         "kv_waste_fraction": 1 - ratio(slot_seconds["token_states"], allocated) if allocated else 0.0,
         "kv_waste_fraction_when_full": (
-            1 - ratio(float((split["token_states"] * full) @ weights), float((held * full) @ weights))
+            1 - ratio(_over_time(split["token_states"] * full, weights), _over_time(held * full, weights))
             if full.any()
             else None
         ),
-        "memory_blocked_fraction": ratio(float(full @ weights), duration),
+        "memory_blocked_fraction": ratio(_over_time(full, weights), duration),
         "kv_peak_held_fraction": ratio(float(np.max(held, initial=0)), num_blocks * block_size),
-        "blocks_saved_fraction": ratio(float(saved @ weights), float(mapped @ weights)),
+        "blocks_saved_fraction": ratio(_over_time(saved, weights), _over_time(mapped, weights)),
         "blocks_saved_fraction_peak": float(np.max(saved / np.maximum(mapped, 1), initial=0)),
         "prefix_queried_tokens": found.queried_tokens,
         "prefix_hit_tokens": found.hit_tokens,
@@ -176,9 +222,9 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
         "preemptions": len(recorder.preemptions),
         "recomputed_tokens": recomputed,
         "recompute_tax": ratio(recomputed, computed),
-        "ttft_s": of("ttft_s"),
-        "tpot_s": of("tpot_s"),
-        "itl_s": spread(_gaps(done)),
-        "e2e_s": of("e2e_s"),
-        "normalized_latency_s_per_token": of("normalized_latency_s_per_token"),
+        "ttft_s": delays["ttft_s"],
+        "tpot_s": delays["tpot_s"],
+        "itl_s": spread(*_gaps(done)),
+        "e2e_s": delays["e2e_s"],
+        "normalized_latency_s_per_token": delays["normalized_latency_s_per_token"],
     }

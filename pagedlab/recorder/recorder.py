@@ -77,7 +77,7 @@ class Recorder:
                 outcome.copy_s,
             )
         )
-        self.output_tokens += sum(token >= 0 for token in outcome.tokens) + plan.num_sequences - len(plan.batch)
+        self.output_tokens += plan.num_sequences - outcome.tokens.count(-1)
         self._on_progress(self)
 
     def coasted(self, first: Step, steps: Coasted, block_size: int, promises: bool, finished: list[Sequence]) -> None:

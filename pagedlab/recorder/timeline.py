@@ -35,13 +35,14 @@ class Step(NamedTuple):
     copy_s: float = 0.0
 
 
-_NESTED = {"usage": Usage, "sharing": Sharing}
+_NESTED: dict[str, Any] = {"usage": Usage, "sharing": Sharing}
 COLUMNS = tuple(
     name
     for field in Step._fields
     for name in ([f"{field}.{part}" for part in _NESTED[field]._fields] if field in _NESTED else [field])
 )
 _PLACES = {name: place for place, name in enumerate(COLUMNS)}
+_MANY = 1 << 16
 _USAGE, _SHARING = Step._fields.index("usage"), Step._fields.index("sharing")
 
 
@@ -55,6 +56,7 @@ class Timeline(Sequence[Step]):
 
     def __init__(self) -> None:
         self._records = array("d")  # COLUMNS of each
+        self._latest: list[float] = []  # records that are not in the array yet: many at a time are faster
         self._firsts = array("q")  # its first step
         self._ends = array("d")  # of every step
         self._grown = array("q")  # of every step: blocks since the first step of its record
@@ -68,19 +70,32 @@ class Timeline(Sequence[Step]):
 
     def stretch(self, first: Step, ends: list[float], grown: list[int], block_size: int, promises: bool) -> None:
         """first: the first of as many steps as `ends` says. grown: blocks that the tables grew by in each, those of
-        the first are in it already. promises: whether each token takes a slot that had been promised to nobody."""
+        the first are in it already; the list is used up. promises: whether each token takes a slot that had been
+        promised to nobody."""
         self._add(first)
-        self._ends.extend(ends)
-        self._grown.extend(accumulate((0, *grown[1:])))
+        self._ends.extend(array("d", ends))
+        grown[0] = 0
+        self._grown.extend(array("q", list(accumulate(grown))))
         self._block_size, self._promises = block_size, promises
 
     def _add(self, step: Step) -> None:
         self._firsts.append(len(self._ends))
-        nested = (*step[:_USAGE], *step.usage, *step[_USAGE + 1 : _SHARING], *step.sharing, *step[_SHARING + 1 :])
-        self._records.extend(nested)
+        values: Any = step
+        self._latest += values[:_USAGE]
+        self._latest += values[_USAGE]
+        self._latest += values[_USAGE + 1 : _SHARING]
+        self._latest += values[_SHARING]
+        self._latest += values[_SHARING + 1 :]
+        if len(self._latest) > _MANY:
+            self._store()
+
+    def _store(self) -> None:
+        self._records.extend(array("d", self._latest))
+        self._latest.clear()
 
     def column(self, name: str) -> np.ndarray:
         """float64 [steps] of seconds, bool of memory_blocked, int64 of counts: a name of COLUMNS."""
+        self._store()
         records = np.frombuffer(self._records).reshape(-1, len(COLUMNS))[:, _PLACES[name]]
         ends = np.array(self._ends)
         if name == "end_s":
@@ -114,7 +129,7 @@ class Timeline(Sequence[Step]):
         batches = np.frombuffer(self._records).reshape(-1, len(COLUMNS))[:, _PLACES["batch"]].astype(np.int64)
         filled = np.repeat(batches, counts) * (np.arange(len(grown)) - np.repeat(np.array(self._firsts), counts))
         promised = filled if self._promises else np.zeros_like(filled)
-        change = {
+        change: dict[str, np.ndarray] = {
             "usage.tokens": filled,
             "usage.reserved": promised - filled,
             "usage.block_tail": grown * self._block_size - promised,
@@ -137,6 +152,7 @@ class Timeline(Sequence[Step]):
         if isinstance(index, slice):
             return list(self)[index]
         place = range(len(self))[index]
+        self._store()
         record = bisect_right(self._firsts, place) - 1
         one = Timeline()
         one._block_size, one._promises = self._block_size, self._promises
@@ -154,13 +170,8 @@ class Timeline(Sequence[Step]):
 
 def _step(*values: Any) -> Step:
     usage, sharing = _SPREAD_USAGE, _SPREAD_SHARING
-    return Step(
-        *values[: usage.start],
-        Usage(*values[usage]),
-        *values[usage.stop : sharing.start],
-        Sharing(*values[sharing]),
-        *values[sharing.stop :],
-    )
+    before, between, after = values[: usage.start], values[usage.stop : sharing.start], values[sharing.stop :]
+    return Step._make((*before, Usage(*values[usage]), *between, Sharing(*values[sharing]), *after))
 
 
 def _spread(field: str) -> slice:

@@ -90,12 +90,13 @@ class Cohort:
         """Feed all that decode, and so every member, its token.
 
         False, and nothing planned, when they are more than `most`, or need more blocks than are free, or one that is no
-        member decodes too (of a prompt's chunks the last may be a single token), or may have to preempt somebody (branches
-        that feed again what they had generated): the cohort is then dissolved, and each has to be looked at.
+        member decodes too (of a prompt's chunks the last may be a single token), or may have to preempt somebody
+        (branches that feed again what they had generated): the cohort is then dissolved, and each has to be looked at.
         """
-        if any(seq.pending == 1 or seq.forked for seq in self.apart.values()):
-            self.dissolve()
-            return False
+        for seq in self.apart.values():
+            if seq.forked or seq.to_compute == 1:
+                self.dissolve()
+                return False
         if not self._members:
             return True
         if len(self._members) > most or self._num_full() > self._allocator.pool.num_available:
@@ -138,6 +139,8 @@ class Cohort:
         order of admission: those that ended, members no longer, and, where a cache wants to know, those that have
         filled a block or have one that it would not take before."""
         self._times.append(now)
+        if not ended and not self._allocator.caches:
+            return []
         members = [self._members[seq.id] for seq in ended]
         if self._allocator.caches:
             gone = {seq.id for seq in ended}

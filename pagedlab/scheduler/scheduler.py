@@ -136,7 +136,9 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Sequences that run: of a request, its trunk or its branches."""
-        return sum([seq.num_feeding for seq in self.running])
+        trunks = [group.trunk for group in self._groups.values()] if self._groups else ()
+        branches = sum([trunk.num_feeding - 1 for trunk in trunks if trunk.status is Status.RUNNING])
+        return len(self.running) + branches
 
     @property
     def has_work(self) -> bool:
@@ -191,6 +193,8 @@ class Scheduler:
 
     def _advanced(self, seqs: list[Sequence], ended: list[Sequence], now: float) -> list[Sequence]:
         """Of those that advanced together these are to be looked at. Returns who ended, in order of admission."""
+        if not seqs:
+            return []
         ids = {seq.id for seq in ended}
         for seq in seqs:
             kept = self.allocator.computed(seq)
@@ -205,8 +209,8 @@ class Scheduler:
     def coasting(self, now: float) -> tuple[Together, Iterator[int], float] | None:
         """Whether the coming steps need no plan, since all there is to do in them is that all who run decode:
         nobody can be admitted, nobody needs a block that is not free. Who they are, the blocks that their tables grow
-        by in each, and until when the policies decide nothing else. Only steps that begin before that, and before anybody arrives
-        or ends, may be taken; `coasted` must be told. None: `schedule` the next one.
+        by in each, and until when the policies decide nothing else. Only steps that begin before that, and
+        before anybody arrives or ends, may be taken; `coasted` must be told. None: `schedule` the next one.
         """
         cohort = self._cohort
         if cohort is None or not self._skips or (len(self.order) and (not self._stuck or self.allocator.caches)):
@@ -300,7 +304,7 @@ class Scheduler:
     def prefilling(self) -> list[Sequence]:
         """Running requests in the middle of their prompt, or of what they generated before a preemption."""
         running = self.running if self._cohort is None else self._cohort.apart.values()
-        return [seq for seq in running if seq.pending > 1]
+        return [seq for seq in running if (seq.pending if seq.forked else seq.to_compute) > 1]
 
     def prefill(self, plan: Plan, seq: Sequence, budget: int) -> int:
         """Feed the next tokens of a prompt, whose blocks it has held since its admission. Returns how many.
@@ -424,8 +428,9 @@ class Scheduler:
             self._high_water.pop(part.key, None)
         rows = self._vacate(parts)
         self._released += rows
-        self._forked = [fork for fork in self._forked if fork.row not in rows]
-        self._copies = [copy for copy in self._copies if copy.row not in rows]
+        if self._forked or self._copies:
+            self._forked = [fork for fork in self._forked if fork.row not in rows]
+            self._copies = [copy for copy in self._copies if copy.row not in rows]
 
     def _count_unused(self, request: Sequence, parts: list[Sequence]) -> None:
         for part in parts:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pagedlab.allocator.base import ALLOCATORS
 from pagedlab.allocator.caching_pool import CachingPool
+from pagedlab.allocator.fresh_pool import FreshPool
 from pagedlab.allocator.paged import PagedAllocator
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.allocator.prefixes import Prefixes
@@ -52,7 +53,8 @@ def served(
     requests, skip, blocks, allocator, batching, tokens, order, victim, admission, watermark, overlap, cache, audit
 ):
     if cache is None:
-        a = ALLOCATORS[allocator](BlockPool(blocks, BLOCK), 64)
+        fresh = skip and allocator == "paged" and all(request.width == 1 for request in requests)
+        a = ALLOCATORS[allocator]((FreshPool if fresh else BlockPool)(blocks, BLOCK), 64)
     else:
         index, eviction = cache
         pool = CachingPool(blocks, BLOCK, LeafFirst(EVICTIONS[eviction](blocks)))
@@ -87,7 +89,7 @@ def served(
         )
         for s in recorder.sequences
     ]
-    told = (kept, list(recorder.steps), recorder.preemptions, recorder.stays, set(a.pool.free_ids()))
+    told = (kept, list(recorder.steps), recorder.preemptions, recorder.stays, a.pool.num_free)
     return told, summarize(recorder, blocks, BLOCK, "completed"), executor, recorder
 
 

@@ -7,6 +7,7 @@ Rows are (token_states, reserved, internal, block_tail, cached_idle, free, exter
 """
 
 import math
+from array import array
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 from pagedlab.allocator.base import ALLOCATORS
 from pagedlab.core.request import Sequence
+from pagedlab.core.told import Stamps
 from pagedlab.recorder import metrics
 from pagedlab.recorder.metrics import SPLIT, durations, latencies, split_over_time
 from tests.lab import request
@@ -474,15 +476,22 @@ def test_the_runs_above_hold_what_they_are_for(any_run):
         assert any(step.batch == 0 for step in recorder.steps)
 
 
-def test_gaps_are_those_of_each_sequence_alone_however_many_are_taken_at_a_time(monkeypatch):
+def test_gaps_are_those_of_each_sequence_alone_also_where_steps_are_shared():
     rng = np.random.default_rng(0)
-    seqs = []
-    for tokens in (1, 5, 0, 2, 9, 3, 1, 4):
+    shared = array("d", np.cumsum(rng.random(40)))
+    seqs, alone = [], []
+    for number, tokens in enumerate((1, 5, 0, 2, 9, 3, 1, 4)):
         seq = Sequence(request(3, 10))
         seq.token_s = np.cumsum(rng.random(tokens)).tolist()
+        if number % 2:
+            seq.token_s = Stamps(shared, [shared[0] / 2] if number % 3 else [])
+            seq.token_s.stretch(number, number + 8)
+            seq.token_s.stretch(number + 8, number + 9)
+            seq.token_s.append(shared[number + 9])
+            seq.token_s.stretch(number + 20, number + 21)
         seqs.append(seq)
-    alone = np.concatenate([np.diff(seq.token_s) for seq in seqs if len(seq.token_s) > 1])
-    for at_a_time in (1, 2, 3, 100):
-        monkeypatch.setattr(metrics, "_AT_A_TIME", at_a_time)
-        assert metrics._gaps(seqs).tolist() == alone.tolist()
-    assert len(metrics._gaps([])) == 0
+        alone += np.diff(np.array(list(seq.token_s))).tolist()
+    values, counts = metrics._gaps(seqs)
+    assert sorted(np.repeat(values, counts)) == pytest.approx(sorted(alone), abs=1e-15)
+    assert metrics.spread(values, counts) == pytest.approx(metrics.spread(alone), rel=1e-12)
+    assert metrics.spread(*metrics._gaps([])) == dict.fromkeys(("mean", "p50", "p90", "p99"))
