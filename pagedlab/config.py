@@ -26,7 +26,7 @@ from pagedlab.prefix_cache.digest import HASHES
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.order.base import ORDERS
-from pagedlab.settings import OPTIONS, TRACES, Settings, nested_settings
+from pagedlab.settings import OPTIONS, TRACES, BlockTraceSettings, Settings, nested_settings
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _EARLY_STOPPING = ("false", "true", "never")
@@ -36,7 +36,7 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 def load_settings(config: DictConfig) -> Settings:
     """Check types, unknown keys, values and combinations. ConfigError before anything is loaded or written."""
     name = OmegaConf.select(config, "workload.name")
-    if name in TRACES:
+    if name in TRACES and name not in OPTIONS["workload"]:
         raise ConfigError(f"workload={name}: a trace of block ids, which only `pagedlab replay` takes")
     settings = typed_settings(config, Settings, OPTIONS)
     _check_values(settings)
@@ -239,6 +239,11 @@ def _check_prefix_cache(s: Settings) -> None:
     if cache.hash not in HASHES:
         raise ConfigError(f"prefix_cache.hash={cache.hash}: expected one of {', '.join(HASHES)}")
     _within("prefix_cache.pin_blocks", cache.pin_blocks, 0, 2**31 - 1)
+    if isinstance(s.workload, BlockTraceSettings) and s.workload.block_tokens % s.block_size:
+        raise ConfigError(
+            f"block_size={s.block_size} with prefix_cache={cache.name}: workload={s.workload.name} says what is equal "
+            f"in blocks of {s.workload.block_tokens} tokens, expected a divisor of that"
+        )
     if s.allocator.name != "paged":
         raise ConfigError(
             f"prefix_cache={cache.name} with allocator={s.allocator.name}: a run of a request's own cannot be shared, "

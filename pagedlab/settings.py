@@ -217,13 +217,14 @@ class BlockTraceSettings:
     oracle_general: libCacheSim's binary format of that name.
 
     block_tokens: how many tokens a block has; a published Mooncake trace has 512. limit: read no more than so many
-    requests; null reads all.
+    requests; null reads all. rate_scale: recorded arrivals so many times as fast.
     """
 
     name: str
     path: Optional[str]
     block_tokens: int
     limit: Optional[int]
+    rate_scale: float = 1.0
 
 
 @dataclass
@@ -431,7 +432,7 @@ class ReplaySettings:
     workload: Any
 
 
-# Traces of block ids, an option of `workload` for `replay` alone: there is nothing in them to serve.
+# Traces of block ids, for `replay`. What has no lengths beside them there is nothing to serve of.
 TRACES: dict[str, type] = dict.fromkeys(("mooncake", "ids", "oracle_general"), BlockTraceSettings)
 
 # Groups whose options have dataclasses of their own: group -> option name -> dataclass.
@@ -445,6 +446,7 @@ OPTIONS: dict[str, dict[str, type]] = {
         "sharegpt": ShareGPTSettings,
         "synthetic": SyntheticSettings,
         **dict.fromkeys(("azure", "burstgpt", "token_counts", "request_lines"), TraceSettings),
+        "mooncake": BlockTraceSettings,
     },
     "prefix_cache": {
         "none": NameOnlySettings,

@@ -13,8 +13,8 @@ from pagedlab.config import check_texts, typed_settings
 from pagedlab.core.errors import ConfigError
 from pagedlab.eviction.base import EVICTIONS, Eviction
 from pagedlab.eviction.check import check_eviction
-from pagedlab.replay.trace import check_limit
 from pagedlab.settings import OPTIONS, TRACES, ReplaySettings
+from pagedlab.workload.block_trace import check_block_trace
 from pagedlab.workload.checks import shown, whole
 
 GROUPS = OPTIONS | {"workload": OPTIONS["workload"] | TRACES}
@@ -45,7 +45,7 @@ def load_replay_settings(config: DictConfig) -> ReplaySettings:
     if len(set(settings.capacity_blocks)) < len(settings.capacity_blocks):
         raise ConfigError(f"capacity_blocks={settings.capacity_blocks}: a size twice, expected each once")
     if settings.workload.name in TRACES:
-        check_limit(settings.workload.limit, settings.workload.block_tokens)
+        check_block_trace(settings.workload)
     check_eviction(settings.eviction, "eviction")
     check_texts(settings, "")
     return settings

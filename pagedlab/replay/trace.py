@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
-from pathlib import Path
 
 import numpy as np
 
-from pagedlab.core.errors import ConfigError, WorkloadError
+from pagedlab.core.errors import WorkloadError
 from pagedlab.core.request import Request
 from pagedlab.model.config import read_config
 from pagedlab.model.locate import model_folder
@@ -19,8 +17,8 @@ from pagedlab.model.tokenizer import load_tokenizer
 from pagedlab.settings import TRACES, ReplaySettings
 from pagedlab.workload import ids, mooncake, oracle_general
 from pagedlab.workload.base import WORKLOADS
-from pagedlab.workload.block_trace import BlockRequest
-from pagedlab.workload.checks import one_line, refused
+from pagedlab.workload.block_trace import BlockRequest, trace_path
+from pagedlab.workload.checks import one_line
 
 READERS = {"mooncake": mooncake.read, "ids": ids.read, "oracle_general": oracle_general.read}
 
@@ -70,15 +68,13 @@ def load_trace(settings: ReplaySettings) -> Trace:
 
 def _read(settings: ReplaySettings) -> Trace:
     workload = settings.workload
-    if workload.path is None:
-        raise refused("workload.path", None, f"the file of the trace that workload={workload.name} reads")
-    path = Path(os.path.expanduser(workload.path))
+    path = trace_path(workload)
     chains = Chains() if settings.leaf_first else None
     requests, times, tokens = [], [], 0
     request: BlockRequest
     for request in islice(READERS[workload.name](workload, path), workload.limit):
         requests.append(chains.keys(request.blocks) if chains else request.blocks)
-        times.append(request.time_s)
+        times.append(request.time_s / workload.rate_scale)
         tokens += request.prompt_tokens or 0
     if not requests:
         raise WorkloadError(f"{one_line(path)}: no request, expected at least one")
@@ -120,10 +116,3 @@ class Chains:
             key = self._keys.setdefault((key, content), len(self._keys))
             keys.append(key)
         return keys
-
-
-def check_limit(limit: int | None, block_tokens: int) -> None:
-    if limit is not None and limit < 1:
-        raise ConfigError(f"workload.limit={limit}: expected at least 1, or null for all")
-    if not 1 <= block_tokens <= 2**24:
-        raise ConfigError(f"workload.block_tokens={block_tokens}: expected 1 to {2**24}")

@@ -30,5 +30,7 @@ class PromptTokenizer(Protocol):
 Workload = Callable[[Any, SamplingSettings, PromptTokenizer, int], list[Request]]
 
 WORKLOADS: Registry[Workload] = Registry(
-    "workload", "pagedlab.workload", ("sharegpt", "synthetic", "azure", "burstgpt", "token_counts", "request_lines")
+    "workload",
+    "pagedlab.workload",
+    ("sharegpt", "synthetic", "azure", "burstgpt", "token_counts", "request_lines", "mooncake"),
 )
