@@ -119,7 +119,10 @@ class Stamps(_Growing):
 
     def array(self) -> np.ndarray:
         """float64 [len]"""
-        return np.array(self[:], dtype=np.float64)
+        pieces = [
+            np.array(self.shared[part[0] : part[1]] if isinstance(part, tuple) else (part,)) for part in self.parts
+        ]
+        return np.concatenate(pieces) if pieces else np.empty(0)
 
     def __len__(self) -> int:
         return self._length

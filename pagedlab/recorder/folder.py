@@ -13,10 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pagedlab.core.request import Sequence
 from pagedlab.recorder.metrics import SPLIT, delays_of, split_over_time
 from pagedlab.recorder.recorder import Recorder
 
 _TEMPORARY = ".tmp-"
+_AT_A_TIME = 10_000  # requests: of a row group
 _MOST_IN_A_LIST = 2**30  # Arrow counts what a part of a list column holds in 32 bits
 
 
@@ -31,7 +33,7 @@ def write_run_folder(
     (folder / "summary.json").unlink(missing_ok=True)
     write_atomic(folder / "config.yaml", lambda path: path.write_text(config_yaml, encoding="utf-8"))
     write_json(folder / "env.json", env)
-    write_table(folder / "requests.parquet", requests_table(recorder))
+    write_atomic(folder / "requests.parquet", lambda path: write_requests(path, recorder.sequences))
     write_table(folder / "timeline.parquet", timeline_table(recorder))
     write_table(folder / "events.parquet", events_table(recorder))
     write_json(folder / "summary.json", summary)
@@ -70,9 +72,17 @@ def write_table(target: Path, table: pa.Table) -> None:
     write_atomic(target, lambda path: pq.write_table(table, path, compression="zstd"))
 
 
-def requests_table(recorder: Recorder) -> pa.Table:
+def write_requests(path: Path, seqs: list[Sequence]) -> None:
+    """Some at a time: the tokens of a million requests are never in memory at once."""
+    first = requests_table(seqs[:_AT_A_TIME])
+    with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
+        writer.write_table(first)
+        for start in range(_AT_A_TIME, len(seqs), _AT_A_TIME):
+            writer.write_table(requests_table(seqs[start : start + _AT_A_TIME]))
+
+
+def requests_table(seqs: list[Sequence]) -> pa.Table:
     """One row a request, in order of submission; refused and unfinished ones included. Several outputs: best first."""
-    seqs = recorder.sequences
     outputs = [seq.outputs() for seq in seqs]
     delays = delays_of(seqs)
     seconds = pa.float64()
@@ -93,29 +103,29 @@ def requests_table(recorder: Recorder) -> pa.Table:
             "preemptions": pa.array([s.preemptions for s in seqs], pa.int64()),
             "recomputed_tokens": pa.array([s.recomputed_tokens for s in seqs], pa.int64()),
             "cached_tokens": pa.array([s.cached_tokens for s in seqs], pa.int64()),
-            "token_s": pa.array([s.token_s for s in seqs], pa.list_(seconds)),
-            "prompt_token_ids": _token_lists([s.request.prompt for s in seqs]),
-            "output_token_ids": pa.array([of[0].token_ids for of in outputs], pa.list_(pa.int32())),
+            "token_s": _lists([s.token_s for s in seqs], np.float64),
+            "prompt_token_ids": _lists([s.request.prompt for s in seqs], np.int32),
+            "output_token_ids": _lists([of[0].token_ids for of in outputs], np.int32),
             "further_output_token_ids": pa.array(
-                [[output.token_ids for output in of[1:]] for of in outputs], pa.list_(pa.list_(pa.int32()))
+                [[list(output.token_ids) for output in of[1:]] for of in outputs], pa.list_(pa.list_(pa.int32()))
             ),
             "output_scores": pa.array([[output.score for output in of] for of in outputs], pa.list_(seconds)),
         }
     )
 
 
-def _token_lists(rows: list[np.ndarray]) -> pa.ChunkedArray:
-    """int32 arrays as a column of lists, without making every token a Python object."""
+def _lists(rows: list[Any], dtype: type[np.generic]) -> pa.ChunkedArray:
+    """Rows of numbers as a column of lists, without keeping a Python object for each."""
     ends = np.cumsum([0, *map(len, rows)])
     parts, first = [], 0
     while first < len(rows):
         last = int(np.searchsorted(ends, ends[first] + _MOST_IN_A_LIST, side="right")) - 1
         last = max(last, first + 1)
         offsets = pa.array(ends[first : last + 1] - ends[first], pa.int32())
-        values = pa.array(np.concatenate(rows[first:last]), pa.int32())
+        values = pa.array(np.concatenate([np.asarray(row, dtype) for row in rows[first:last]]))
         parts.append(pa.ListArray.from_arrays(offsets, values))
         first = last
-    return pa.chunked_array(parts, pa.list_(pa.int32()))
+    return pa.chunked_array(parts, pa.list_(pa.from_numpy_dtype(dtype)))
 
 
 def timeline_table(recorder: Recorder) -> pa.Table:

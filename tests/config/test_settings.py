@@ -128,7 +128,9 @@ def test_an_option_has_one_name_in_its_registry_its_module_and_its_config(group)
     names = set(registry)
     assert registered_in(folder) == {name: [name] for name in names}
     chosen = {"auto"} if group == "kernel" else set()  # one of the others, by device
-    assert {name for choice, name in CHOICES if choice == group} - chosen - (set(TRACES) - set(OPTIONS["workload"])) == names
+    assert {name for choice, name in CHOICES if choice == group} - chosen - (
+        set(TRACES) - set(OPTIONS["workload"])
+    ) == names
 
 
 @pytest.mark.parametrize("seam", SEAMS)
