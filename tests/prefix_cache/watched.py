@@ -82,6 +82,7 @@ class World:
     tokens: int
     victim: str
     watermark: float
+    eos: int | None
     requests: tuple[Request, ...]
     aborts: tuple[tuple[int, int], ...]
 
@@ -93,10 +94,11 @@ def a_world(choose: Choose, policies: Sequence[str] = POLICIES) -> World:
     pin_blocks = choose([0, 0, 1, 2])
     slots = (num_blocks - pin_blocks) * block_size
     stems = [tuple(choose([1, 2]) for _ in range(min(12, slots // 2))), (1,) * (slots // 2)]
+    eos = choose([None, None, 7, 23])
     requests, now = [], 0.0
     for i in range(choose(range(2, 8))):
         kind = choose(["one", "one", "one", "n", "beam"])
-        sampling = {"n": {"n": choose([2, 3]), "temperature": 1.0, "seed": choose(range(5))}}.get(kind, {})
+        sampling = {"n": {"n": choose([2, 3]), "temperature": 1.0, "seed": choose(range(9))}}.get(kind, {})
         if kind == "beam":
             sampling = {"beam_width": choose([2, 3])}
         width = 1 if kind == "one" else sampling.get("n") or sampling["beam_width"]
@@ -105,7 +107,7 @@ def a_world(choose: Choose, policies: Sequence[str] = POLICIES) -> World:
         stem = choose(stems)
         prompt = [*stem[: choose(range(len(stem) + 1))], *(choose([1, 2]) for _ in range(choose(range(4))))]
         prompt = prompt[: max(1, longest - new)] or [1]
-        r = request(prompt, new, id=i, arrival=now, **sampling)
+        r = request(prompt, new, id=i, arrival=now, ignore_eos=eos is None, **sampling)
         requests.append(
             replace(
                 r,
@@ -129,6 +131,7 @@ def a_world(choose: Choose, policies: Sequence[str] = POLICIES) -> World:
         tokens=choose([4, 6, 64]),
         victim=choose(["last_arrived", "most_blocks"]),
         watermark=choose([0.0, 0.0, 0.25]),
+        eos=eos,
         requests=tuple(requests),
         aborts=tuple((choose(range(1, 12)), choose(range(8))) for _ in range(choose([0, 0, 0, 1, 2]))),
     )
@@ -155,7 +158,7 @@ class Watched:
             hash_bits=world.hash_bits,
             pin_blocks=world.pin_blocks,
         )
-        self.executor = make_executor(self.scheduler)
+        self.executor = make_executor(self.scheduler, world.eos)
         self.allocator, self.pool = self.scheduler.allocator, self.scheduler.allocator.pool
         self.index = self.allocator.prefixes.index
         self.seqs: list[Served] = []
@@ -310,7 +313,10 @@ class Watched:
             shared = {node.block for node in nodes}
             self._count(seq, len(nodes), copied, lost)
             self._wanted |= shared | ({partial.block} if partial else set())
+            uses = self.counts["uses"]
             grant = admit(seq)
+            uses = self.counts["uses"] - uses
+            must("told", uses == len(nodes) + (partial is not None), uses, "blocks used, said the policy, by", seq)
             hit = len(nodes) * self.world.block_size + copied
             must("I21", grant.filled == hit < seq.num_tokens, grant, ", expected", hit, "of", seq)
             must("I21", grant.table[: len(nodes)] == [node.block for node in nodes], grant, ", expected", nodes)
@@ -404,7 +410,7 @@ class Watched:
         if seq.status is Status.REFUSED or seq.finish_reason == "abort":
             return
         answers = [done.token_ids for done in seq.outputs()]
-        must("I12", answers == [done.token_ids for done in naive_answer(seq.request)], seq, answers)
+        must("I12", answers == [done.token_ids for done in naive_answer(seq.request, self.world.eos)], seq, answers)
         if seq.request.width == 1:
             fed = self.fed[seq.id] + seq.cached_tokens
             total = seq.request.prompt_tokens + len(seq.output) - 1 + self.lost[seq.id]
@@ -469,6 +475,8 @@ class Watched:
         for salt, adapter, text in self.pinned:
             wanted = [pin for pin in asked if pin[:2] == (salt, adapter) and pin[2][: len(text)] == text]
             must("I27", bool(wanted), text, "is pinned and nobody asked for it")
+            before = text[: (len(text) - 1) // self.world.block_size * self.world.block_size]
+            must("I27", not before or (salt, adapter, before) in self.pinned, text, "is pinned behind what is not")
 
     def _check_counts(self) -> None:
         said = self.allocator.sharing()
