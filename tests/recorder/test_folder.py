@@ -56,6 +56,8 @@ REQUESTS = {
     "token_s": pa.list_(S),
     "prompt_token_ids": pa.list_(I32),
     "output_token_ids": pa.list_(I32),
+    "further_output_token_ids": pa.list_(pa.list_(I32)),
+    "output_scores": pa.list_(S),
 }
 TIMELINE = {
     "step": I64,
@@ -69,6 +71,13 @@ TIMELINE = {
     "decode_tokens": I32,
     **{f"kv_{kind}": I64 for kind in SPLIT},
     "memory_blocked": pa.bool_(),
+    "blocks_mapped": I32,
+    "blocks_saved": I32,
+    "prefix_queried_tokens": I64,
+    "prefix_hit_tokens": I64,
+    "prefix_evicted_blocks": I64,
+    "blocks_copied": I32,
+    "copy_s": S,
     "preemptions": I64,
 }
 EVENTS = {
@@ -161,6 +170,8 @@ def test_the_summary_says_what_the_run_was(run_folder):
         "admission": "on_demand",
         "preemption": "recompute",
         "victim": "last_arrived",
+        "prefix_cache": "none",
+        "eviction": None,  # there is nothing to evict
         "workload": "synthetic",
         "seed": 0,
         "max_model_len": 512,
@@ -234,6 +245,8 @@ def test_a_row_of_each_kind_of_request():
         "token_s": [1.0, 2.0],
         "prompt_token_ids": requests[0].prompt.tolist(),
         "output_token_ids": tokens,
+        "further_output_token_ids": [],
+        "output_scores": [None],
     }
     assert second["status"] == Status.REFUSED.value == "refused"
     assert "can need 6 blocks of 4 slots" in second["refusal"]
@@ -248,7 +261,8 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
     """Two R(14, 18), N = 8, B = 4: in second 3 the younger is preempted, in second 18 it comes back with 17 tokens."""
     recorder, _ = served([request(14, 18, id=0), request(14, 18, id=1)], 8)
     rows = timeline_table(recorder).to_pylist()
-    common = {"kv_reserved": 0, "kv_internal": 0, "kv_cached_idle": 0}
+    common = {"kv_reserved": 0, "kv_internal": 0, "kv_cached_idle": 0, "blocks_saved": 0, "blocks_copied": 0}
+    common |= {"copy_s": 0.0, "prefix_queried_tokens": 0, "prefix_hit_tokens": 0, "prefix_evicted_blocks": 0}
     assert rows[0] == common | {
         "step": 0,
         "start_s": 0.0,
@@ -264,6 +278,7 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
         "kv_free": 0,
         "kv_external": 0,
         "memory_blocked": False,
+        "blocks_mapped": 8,
         "preemptions": 0,
     }
     assert rows[3] == common | {
@@ -281,6 +296,7 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
         "kv_free": 0,
         "kv_external": 12,
         "memory_blocked": True,
+        "blocks_mapped": 5,
         "preemptions": 1,
     }
     assert (rows[18]["prefill_tokens"], rows[18]["decode_tokens"], rows[18]["preemptions"]) == (17, 0, 1)
