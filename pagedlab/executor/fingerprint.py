@@ -83,8 +83,8 @@ class FingerprintExecutor(Executor):
                 self.kv[step.slot_mapping[t]] = before
             if plan.samples(i):
                 if seq.branches or seq.trunk is not None:
-                    choices[i] = self._choices(seq, self.kv[slots])
-                    tokens[i], finish[i] = choices[i][0].token, choices[i][0].finish
+                    choices[int(i)] = self._choices(seq, self.kv[slots])
+                    tokens[i], finish[i] = choices[int(i)][0].token, choices[int(i)][0].finish
                     continue
                 tokens[i] = next_token(self.kv[slots], seq.sampling, len(seq.output), self.settings.vocab_size)
                 finish[i] = finish_reason(seq, tokens[i], self._eos)
