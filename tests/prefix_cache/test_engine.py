@@ -383,9 +383,10 @@ def test_tokens_computed_and_cached_make_up_what_is_needed(kind):  # I33
     cached = sum(seq.cached_tokens for seq in recorder.sequences)
     assert recorder.preemptions
     assert sum(step.tokens for step in recorder.steps) + cached == 12 * (9 + 6 - 1) + lost
-    assert sum(step.tokens for step in recorder.steps) == sum(
-        9 + 6 - 1 - seq.cached_tokens for seq in recorder.sequences
-    ) + lost
+    assert (
+        sum(step.tokens for step in recorder.steps)
+        == sum(9 + 6 - 1 - seq.cached_tokens for seq in recorder.sequences) + lost
+    )
 
 
 @both

@@ -416,7 +416,9 @@ class Watched:
         if seq.request.width == 1:
             fed = self.fed[seq.id] + seq.cached_tokens
             total = seq.request.prompt_tokens + len(seq.output) - 1 + self.lost[seq.id]
-            must("I33", fed == total, self.fed[seq.id], "computed,", seq.cached_tokens, "cached,", total, "needed:", seq)
+            must(
+                "I33", fed == total, self.fed[seq.id], "computed,", seq.cached_tokens, "cached,", total, "needed:", seq
+            )
 
     def _check_whole(self, seq: Served, table: list[int] | None, texts: dict[Text, Node]) -> None:
         """Of a running request up to the first block that lies elsewhere as well; of one that has ended, all of it."""
