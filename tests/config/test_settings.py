@@ -362,7 +362,11 @@ WITH_GROUPS = [
     (("tracker=wandb",), "tracker.project=", "tracker.project=: expected a text that is not empty"),
     (("tracker=wandb",), "tracker.entity=", "tracker.entity=: expected a text that is not empty"),
     (("prefix_cache=radix",), "prefix_cache.hash=md5", "prefix_cache.hash=md5: expected one of xxh3_128, sha256"),
-    (("prefix_cache=radix",), "prefix_cache.pin_blocks=-1", "prefix_cache.pin_blocks=-1: expected at least 0 and at most"),
+    (
+        ("prefix_cache=radix",),
+        "prefix_cache.pin_blocks=-1",
+        "prefix_cache.pin_blocks=-1: expected at least 0 and at most",
+    ),
     (("prefix_cache=radix",), "prefix_cache.leaf_first=2", "prefix_cache.leaf_first=2: expected true or false"),
     (
         ("prefix_cache=hash_chain", "allocator=reserve_max"),
@@ -375,7 +379,11 @@ WITH_GROUPS = [
         "seed=1",
         "eviction=belady must know what will be asked for, which only `pagedlab replay` does",
     ),
-    (("prefix_cache=none",), "prefix_cache.hash=md5", "prefix_cache.hash: no such setting here, only with prefix_cache="),
+    (
+        ("prefix_cache=none",),
+        "prefix_cache.hash=md5",
+        "prefix_cache.hash: no such setting here, only with prefix_cache=",
+    ),
     (("executor=torch",), "executor.device=tpu", "executor.device=tpu: expected auto, cpu, cuda or cuda:N"),
     (("executor=torch",), "executor.device=cuda:", "executor.device=cuda:: expected auto, cpu, cuda or cuda:N"),
     (("executor=torch",), "executor.device=", "executor.device=: expected auto, cpu, cuda or cuda:N"),
@@ -394,7 +402,8 @@ def test_a_bad_value_is_one_line_that_names_it(given, line):
     assert said.isprintable()
 
 
-@pytest.mark.parametrize(("groups", "given", "line"), WITH_GROUPS, ids=[f"{groups[0]} {given}" for groups, given, _ in WITH_GROUPS]
+@pytest.mark.parametrize(
+    ("groups", "given", "line"), WITH_GROUPS, ids=[f"{groups[0]} {given}" for groups, given, _ in WITH_GROUPS]
 )
 def test_a_bad_value_of_an_option_is_one_line_that_names_it(groups, given, line):
     said = said_of(lambda: overridden(groups, given))

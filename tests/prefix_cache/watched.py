@@ -302,7 +302,7 @@ class Watched:
             answer = can_admit(seq, keep_free)
             must("I19", self._state() == before, "can_admit changed something")
             if not seq.branches:
-                nodes, partial, _, _ = self.expected(seq)
+                nodes = self.expected(seq)[0]
                 fresh = -(-seq.num_tokens // self.world.block_size) - len(nodes) + keep_free
                 must("I19", answer == self._has_room(fresh, nodes), "can_admit says", answer, "of", seq)
             return answer
@@ -416,7 +416,9 @@ class Watched:
         if seq.request.width == 1:
             fed = self.fed[seq.id] + seq.cached_tokens
             total = seq.request.prompt_tokens + len(seq.output) - 1 + self.lost[seq.id]
-            must("I33", fed == total, self.fed[seq.id], "computed,", seq.cached_tokens, "cached,", total, "needed:", seq)
+            must(
+                "I33", fed == total, self.fed[seq.id], "computed,", seq.cached_tokens, "cached,", total, "needed:", seq
+            )
 
     def _check_whole(self, seq: Served, table: list[int] | None, texts: dict[Text, Node]) -> None:
         """Of a running request up to the first block that lies elsewhere as well; of one that has ended, all of it."""
