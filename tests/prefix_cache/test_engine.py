@@ -105,7 +105,7 @@ def test_e23_of_a_full_hit_one_token_is_computed_in_a_block_of_its_own():
 
 @both
 def test_a_conversation_reuses_its_history(kind):
-    """A turn is the history, the reply and some words more: all but what the last token of the reply needs is cached."""
+    """A turn is the history, the reply and some words more: of it all is cached but the last token of the reply."""
     engine = Engine(kind)
     history, hits, sizes = [*A, 7, 7], [], []
     for _ in range(4):

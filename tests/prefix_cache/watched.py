@@ -302,7 +302,7 @@ class Watched:
             answer = can_admit(seq, keep_free)
             must("I19", self._state() == before, "can_admit changed something")
             if not seq.branches:
-                nodes, partial, _, _ = self.expected(seq)
+                nodes = self.expected(seq)[0]
                 fresh = -(-seq.num_tokens // self.world.block_size) - len(nodes) + keep_free
                 must("I19", answer == self._has_room(fresh, nodes), "can_admit says", answer, "of", seq)
             return answer
