@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from pagedlab.allocator.caching_pool import CachingPool
@@ -9,6 +10,10 @@ from pagedlab.core.errors import InvariantError
 from pagedlab.core.request import Sequence
 from pagedlab.eviction.base import Entry, Retention
 from pagedlab.prefix_cache.base import Match, Node, PrefixCache
+
+# Of the blocks that were evicted so many are remembered, should they be asked for again: at least, and times the pool.
+_REMEMBERED = 65536
+_REMEMBERED_POOLS = 16
 
 
 @dataclass(slots=True)
@@ -37,7 +42,7 @@ class Prefixes:
         self.pool = pool
         self.pin_blocks = pin_blocks
         self.counts = PrefixCounts()
-        self._evicted: set[int] = set()
+        self._evicted: OrderedDict[int, None] = OrderedDict()  # the last so many, the latest at the end
         self._memo: tuple[Sequence | None, int, int, Match] = (None, -1, -1, Match([]))
         pool.evicted = self._on_evicted
 
@@ -118,7 +123,7 @@ class Prefixes:
         node = index.insert(key, parent, tokens, place)
         if node is None:
             return None
-        self._evicted.discard(key)
+        self._evicted.pop(key, None)
         entry = Entry(parent.key if parent.depth >= 0 else None, node.depth, node.num_tokens)
         end = node.depth * index.block_size + node.num_tokens
         pinned = end <= seq.request.pin_tokens and self.pool.num_pinned < self.pin_blocks
@@ -142,7 +147,10 @@ class Prefixes:
     def _on_evicted(self, key: int) -> list[int]:
         gone = [node.key for node in self.index.remove(self.index.nodes[key])]
         self.counts.evictions += len(gone)
-        self._evicted.update(gone)
+        for left in gone:
+            self._evicted[left] = None
+        while len(self._evicted) > max(_REMEMBERED, _REMEMBERED_POOLS * self.pool.num_blocks):
+            self._evicted.popitem(last=False)
         return gone
 
     def audit(self) -> None:

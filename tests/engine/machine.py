@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from pagedlab.allocator.base import Grant
 from pagedlab.core.errors import OutOfBlocks
 from pagedlab.core.plan import Outcome, Plan
 from pagedlab.core.request import Completion, Request, SamplingParams, Status
@@ -456,11 +457,11 @@ class Machine:
             must("fits", answer == naive, "can_admit says", answer, "of", seq, ",", pool.free_ids(), "free")
             return answer
 
-        def watched_admit(seq: Served) -> list[int]:
+        def watched_admit(seq: Served) -> Grant:
             before = self._snapshot()
             held = set(a.holdings)
             try:
-                table = admit(seq)
+                grant = admit(seq)
             except OutOfBlocks:
                 must("I19", self._snapshot() == before, "the refused admission of", seq, "left", self._snapshot())
                 raise
@@ -468,7 +469,7 @@ class Machine:
             for key in [key for key in a.holdings if key not in held]:
                 self._check_taken(a.holdings[key].table, free, at_admission=True)
                 free = [block for block in free if block not in a.holdings[key].table]
-            return table
+            return grant
 
         def watched_grow(key: Any, num_tokens: int) -> list[int] | None:
             before, tables = self._snapshot(), self._tables()
@@ -604,7 +605,7 @@ class Machine:
         seq, before = Served(r), self._snapshot()
         free = set(before[0])
         try:
-            table = list(self.allocator.admit(seq))
+            table = self.allocator.admit(seq).table
         except OutOfBlocks:
             must("fits", not self._fits(r, [0], free, 0), seq, "refused with", free, "free")
         else:

@@ -143,14 +143,14 @@ MUTATIONS = {
     "one_block_too_few_at_admission": (
         PagedAllocator,
         "_blocks_at_admission",
-        "self.pool.allocate(blocks_for(seq.num_tokens, self.pool.block_size))",
-        "self.pool.allocate(max(1, seq.num_tokens // self.pool.block_size))",
+        "Grant(self.pool.allocate(blocks)",
+        "Grant(self.pool.allocate(max(1, seq.num_tokens // size))",
     ),
     "one_block_too_many_at_admission": (
         PagedAllocator,
         "_blocks_at_admission",
-        "self.pool.allocate(blocks_for(seq.num_tokens, self.pool.block_size))",
-        "self.pool.allocate(seq.num_tokens // self.pool.block_size + 1)",
+        "Grant(self.pool.allocate(blocks)",
+        "Grant(self.pool.allocate(seq.num_tokens // size + 1)",
     ),
     "growth_comes_one_token_late": (
         PagedAllocator,
@@ -194,9 +194,8 @@ MUTATIONS = {
     "usage_calls_reserved_what_is_tail": (
         Allocator,
         "usage",
-        "reserved=self._promised - self._tokens,\n"
-        "        block_tail=(self.pool.num_blocks - self.pool.num_free) * size - self._promised",
-        "reserved=(self.pool.num_blocks - self.pool.num_free) * size - self._tokens,\n        block_tail=0",
+        "reserved=self._promised - self._tokens,\n        block_tail=self.pool.num_held * size - self._promised",
+        "reserved=self.pool.num_held * size - self._tokens,\n        block_tail=0",
     ),
     "released_sequence_is_still_held": (
         Allocator,
@@ -204,7 +203,7 @@ MUTATIONS = {
         "self.holdings.pop(key, None)",
         "self.holdings.get(key)",
     ),
-    "can_admit_forgets_the_watermark": (PagedAllocator, "can_admit", " + keep_free", ""),
+    "can_admit_forgets_the_watermark": (PagedAllocator, "can_admit", "(seq) + keep_free <=", "(seq) <="),
     "never_fits_is_off_by_one": (Allocator, "refusal", "need <= self.max_run", "need <= self.max_run + 1"),
     # ---- contiguous runs
     "buddy_merges_the_wrong_neighbour": buddy_merges_the_wrong_neighbour,
@@ -295,7 +294,7 @@ MUTATIONS = {
     "row_remembers_its_last_owner": (
         InputBuilder,
         "apply",
-        "len(new.token_ids), 0",
+        "len(new.token_ids), new.computed",
         "len(new.token_ids), self.computed[new.row]",
     ),
     "tokens_of_the_last_owner": (
@@ -418,7 +417,7 @@ MUTATIONS = {
     "only_one_branch_is_preempted": (Recompute, "preempt", "in seq.parts)", "in seq.parts[:1])"),
     "group_gets_one_row": (Scheduler, "admit_next", "len(self._rows) < len(seq.parts)", "not self._rows"),
     "ended_branch_keeps_its_blocks": (Scheduler, "_advance", "if finished:", "if not trunk.parts:"),
-    "decodes_in_part": (Chunked, "fill", "seq.num_feeding", "1"),
+    "decodes_in_part": (Scheduler, "decode_all", "seq.num_feeding", "1"),
     "first_tokens_are_taken_again": (Group, "advance", "self.started and not self.trunk.forked", "False"),
     # ---- what the executor does of it
     "copy_comes_after_the_write": copy_after_the_write,

@@ -252,6 +252,22 @@ def test_e31_a_block_that_never_became_full_goes_before_the_full_one():
     assert engine.cached() == [4, 4, 8]
 
 
+def test_a_tail_that_another_sample_goes_on_writing_to_is_not_cached():
+    scheduler = make_scheduler(8, prefix_cache="radix")
+    executor = make_executor(scheduler)
+    trunk = scheduler.submit(request(3, 5, n=2, temperature=1.0))
+    plan = scheduler.schedule()
+    scheduler.commit(plan, executor.execute(plan), 0.01)
+    first, second = trunk.branches
+    allocator = scheduler.allocator
+    assert allocator.holdings[first.key].table == allocator.holdings[second.key].table
+    allocator.settle(first)
+    assert not allocator.prefixes.index.nodes
+    allocator.release(first.key)
+    allocator.settle(second)
+    assert [node.num_tokens for node in allocator.prefixes.index.nodes.values()] == [3]
+
+
 @both
 def test_e28_what_cannot_be_had_is_refused_and_evicts_nothing(kind):
     engine = Engine(kind, 4, pin_blocks=2)

@@ -69,7 +69,6 @@ MUTATIONS = {
         "seq.computed // index.block_size",
         "-(-seq.computed // index.block_size)",
     ),
-    "a tail is cached while others write to it": (Prefixes, "settle", " or self.pool.ref[table[block]] > 1", ""),
     "a tail is cached by hash_chain": (Prefixes, "settle", "tail and index.keeps_tails", "tail"),
     "copying from a block is not told to the policy": (
         Prefixes,
@@ -103,7 +102,7 @@ MUTATIONS = {
     "an idle parent stays on offer": (LeafFirst, "insert", "self.policy.withdraw(parent)", "pass"),
     # ---- what is said
     "what is lost is not counted": (HashChain, "rest", "lost=common", "lost=0"),
-    "a block that is back is still regretted": (Prefixes, "_cache", "self._evicted.discard(key)", "pass"),
+    "a block that is back is still regretted": (Prefixes, "_cache", "self._evicted.pop(key, None)", "pass"),
     "of blocks behind an evicted one only the first is counted": (
         Prefixes,
         "_on_evicted",
