@@ -133,9 +133,9 @@ ALLOCATORS = ["paged", "reserve_max", "power_of_two", "oracle", "reserve_output"
 
 
 def a_world(choose: Choose) -> World:
-    """Any small engine; every other one is tight: many sequences that grow into each other's blocks. Every other one
-    serves requests of several outputs, most of which have the rows and tokens they need."""
-    tight, several = choose([True, False]), choose([True, False])
+    """Any small engine; every other one is tight: many sequences that grow into each other's blocks. Every third
+    one serves requests of several outputs, most of which have the rows and tokens they need."""
+    tight, several = choose([True, False]), choose([True, False, False])
     num_blocks, block_size = choose(range(3, 10)), choose([1, 2] if tight else [1, 2, 3, 4])
     slots = num_blocks * block_size
     allocator = "paged" if tight else choose(ALLOCATORS)
@@ -729,6 +729,8 @@ class Machine:
             must("I30", new.block_ids == account.live[0].table, new, account.live[0].table)
 
         rows = {part.row: (account, part) for account, part in self._running()}
+        told_to = {fork.row for fork in plan.forked}
+        must("fork", told_to <= rows.keys(), plan.forked, "of rows", sorted(rows))
         copies = list(due)
         for growth in plan.grown:
             must("I30", growth.row in rows, growth, "of a row that nobody has")

@@ -7,6 +7,7 @@ The product's own `audit` is silenced, so that what catches a fault is independe
 """
 
 import inspect
+import random
 import sys
 import textwrap
 
@@ -22,7 +23,6 @@ from pagedlab.allocator.reserve_output import ReserveOutput
 from pagedlab.allocator.runs import Buddy, FirstFit
 from pagedlab.core.clock import VirtualClock
 from pagedlab.core.plan import Plan
-from pagedlab.core.request import SamplingParams
 from pagedlab.executor.fingerprint import FingerprintExecutor
 from pagedlab.executor.inputs import InputBuilder
 from pagedlab.preemption.recompute import Recompute
@@ -37,9 +37,10 @@ from pagedlab.scheduler.group import Group, Samples
 from pagedlab.scheduler.order.base import Order
 from pagedlab.scheduler.order.fcfs import Fcfs
 from pagedlab.scheduler.scheduler import Scheduler
-from tests.engine.machine import Violation, random_program
+from tests.engine.machine import Violation, expected, random_program
+from tests.lab import VOCAB, naive_answer, request, run
 
-PROGRAMS = 300
+PROGRAMS = 500
 
 
 def rewrite(patch, owner, name, old, new):
@@ -423,11 +424,29 @@ MUTATIONS = {
     "group_gets_one_row": (Scheduler, "admit_next", "len(self._rows) < len(seq.parts)", "not self._rows"),
     "ended_branch_keeps_its_blocks": (Scheduler, "_advance", "if finished:", "if not trunk.parts:"),
     "decodes_in_part": (Chunked, "fill", "seq.num_feeding", "1"),
-    "samples_share_a_seed": (SamplingParams, "of_child", "if index == 0", "if True"),
+    "first_tokens_are_taken_again": (Group, "advance", "self.started and not self.trunk.forked", "False"),
+    # ---- what the executor does of it
+    "copy_comes_after_the_write": copy_after_the_write,
+    "copy_is_not_done": (FingerprintExecutor, "execute", "in plan.copies", "in ()"),
+    "fork_is_not_applied": (InputBuilder, "apply", "in plan.forked", "in ()"),
+    "fork_copies_no_tokens": (InputBuilder, "_fork", "if fork.row != fork.parent", "if False"),
+    "fork_copies_no_table": (InputBuilder, "_fork", "self._write_table(fork.row, 0, fork.block_ids)", "pass"),
+    "fork_counts_its_tokens_as_computed": (InputBuilder, "_fork", "= known, shared", "= known, known"),
+    "trunk_offers_one_token": (
+        FingerprintExecutor,
+        "_choices",
+        "seq.branches or [seq]",
+        "[seq] * len(seq.branches or [seq])",
+    ),
+    "executor_reads_one_slot_too_few": (FingerprintExecutor, "_slots", "np.arange(context)", "np.arange(context - 1)"),
+}
+
+
+# What the outputs of a request are, which needs no program: answers are compared with those of the naive model.
+ANSWERS = {
     "best_of_keeps_the_order": (Samples, "_answer", "-(completion.score or 0.0)", "0"),
     "worst_of": (Samples, "_answer", "-(completion.score or 0.0)", "(completion.score or 0.0)"),
     "score_is_not_per_token": (Samples, "_answer", " / len(b.output)", ""),
-    "first_tokens_are_taken_again": (Group, "advance", "self.started and not self.trunk.forked", "False"),
     "beam_keeps_its_old_text": (BeamSearch, "_move", "branch.output, self._scores", "_, self._scores"),
     "beam_keeps_its_old_score": (
         BeamSearch,
@@ -444,22 +463,31 @@ MUTATIONS = {
     "early_stopping_is_ignored": (BeamSearch, "_may_improve", 'early_stopping == "true"', 'early_stopping == ""'),
     "never_is_taken_for_false": (BeamSearch, "_may_improve", 'early_stopping == "never"', 'early_stopping == ""'),
     "beams_never_give_up": (BeamSearch, "_may_improve", "> (self._finished[-1].score or 0.0)", "> -1e9"),
-    # ---- what the executor does of it
-    "copy_comes_after_the_write": copy_after_the_write,
-    "copy_is_not_done": (FingerprintExecutor, "execute", "in plan.copies", "in ()"),
-    "fork_is_not_applied": (InputBuilder, "apply", "in plan.forked", "in ()"),
-    "fork_copies_no_tokens": (InputBuilder, "_fork", "if fork.row != fork.parent", "if False"),
-    "fork_copies_no_table": (InputBuilder, "_fork", "self._write_table(fork.row, 0, fork.block_ids)", "pass"),
-    "fork_counts_its_tokens_as_computed": (InputBuilder, "_fork", "= known, shared", "= known, known"),
-    "trunk_offers_one_token": (
-        FingerprintExecutor,
-        "_choices",
-        "seq.branches or [seq]",
-        "[seq] * len(seq.branches or [seq])",
-    ),
-    "too_few_candidates": (FingerprintExecutor, "_choices", "count = num_candidates(", "count = -1 + num_candidates("),
-    "executor_reads_one_slot_too_few": (FingerprintExecutor, "_slots", "np.arange(context)", "np.arange(context - 1)"),
+    "too_few_candidates": (FingerprintExecutor, "_choices", "[:count].tolist()", "[: count // 2].tolist()"),
+    "beams_give_up_with_the_first_that_ends": (BeamSearch, "_may_improve", "< sampling.beam_width", "< 1"),
 }
+
+
+def hunt_answers():
+    """(output, request, what it is) of the first wrong answer; None when all are right."""
+    rng = random.Random(0)
+    for number in range(300):
+        beams = {"beam_width": rng.choice([2, 3, 4]), "early_stopping": rng.choice(["false", "true", "never"])}
+        beams["length_penalty"] = rng.choice([-1.0, 0.0, 0.5, 1.0, 2.0])
+        samples = {"temperature": 1.0, "seed": rng.randrange(9), "n": rng.choice([1, 2]), "best_of": rng.choice([2, 4])}
+        prompt = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 6))]
+        asked = request(prompt, 14, id=number, ignore_eos=False, **rng.choice([beams, beams, samples]))
+        eos = rng.randrange(VOCAB)
+        recorder, _ = run([asked], 64, eos=eos)
+        got, want = recorder.sequences[0].outputs(), naive_answer(asked, eos)
+        if [c.token_ids for c in got] != [c.token_ids for c in want]:
+            return "tokens", number, f"{got} is not {want}"
+        if any(a.score is not None and abs(a.score - b.score) > 1e-9 for a, b in zip(got, want, strict=True)):
+            return "score", number, f"{got} is not {want}"
+        steps = expected(tuple(prompt), 14, 14, asked.sampling, eos)[2]
+        if steps and len(recorder.sequences[0].token_s) != len(steps) + 1:
+            return "steps", number, f"{len(recorder.sequences[0].token_s)} is not {len(steps) + 1}"
+    return None
 
 
 def hunt():
@@ -474,18 +502,22 @@ def hunt():
     return None
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize("name", [*MUTATIONS, *ANSWERS])
 def test_a_seeded_fault_is_caught(name, record_property):
-    mutation = MUTATIONS[name]
+    mutation = MUTATIONS.get(name) or ANSWERS[name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scheduler, "audit", lambda self: None)
         mutation(patch) if callable(mutation) else rewrite(patch, *mutation)
-        caught = hunt()
-    assert caught is not None, f"{PROGRAMS} programs passed"
+        try:
+            caught = hunt() if name in MUTATIONS else hunt_answers()
+        except Exception as error:  # the product fell over by itself
+            caught = type(error).__name__, -1, str(error)
+    assert caught is not None, "every program, or answer, passed"
     check, program, said = caught
     record_property("caught_by", check)
     print(f"{name}: caught by {check} in program {program}: {said[:300]}")
 
 
-def test_the_clean_core_passes_as_many_programs():
+def test_the_clean_core_passes_as_many_programs_and_answers():
     assert hunt() is None
+    assert hunt_answers() is None

@@ -27,7 +27,7 @@ from pagedlab.recorder.folder import events_table, requests_table, timeline_tabl
 from pagedlab.recorder.metrics import SPLIT
 from pagedlab.run import run
 from tests.config.composed import composed
-from tests.lab import naive_output, request
+from tests.lab import naive_answer, naive_output, request
 from tests.recorder.served import served
 from tests.recorder.writer import FILES, check_not_mixed, numbered, runs_in, write
 
@@ -56,6 +56,8 @@ REQUESTS = {
     "token_s": pa.list_(S),
     "prompt_token_ids": pa.list_(I32),
     "output_token_ids": pa.list_(I32),
+    "further_output_token_ids": pa.list_(pa.list_(I32)),
+    "output_scores": pa.list_(S),
 }
 TIMELINE = {
     "step": I64,
@@ -69,6 +71,10 @@ TIMELINE = {
     "decode_tokens": I32,
     **{f"kv_{kind}": I64 for kind in SPLIT},
     "memory_blocked": pa.bool_(),
+    "blocks_mapped": I32,
+    "blocks_saved": I32,
+    "blocks_copied": I32,
+    "copy_s": S,
     "preemptions": I64,
 }
 EVENTS = {
@@ -234,6 +240,8 @@ def test_a_row_of_each_kind_of_request():
         "token_s": [1.0, 2.0],
         "prompt_token_ids": requests[0].prompt.tolist(),
         "output_token_ids": tokens,
+        "further_output_token_ids": [],
+        "output_scores": [None],
     }
     assert second["status"] == Status.REFUSED.value == "refused"
     assert "can need 6 blocks of 4 slots" in second["refusal"]
@@ -244,11 +252,40 @@ def test_a_row_of_each_kind_of_request():
     assert third["output_token_ids"] == naive_output(requests[2])[:2]
 
 
+@pytest.mark.parametrize(
+    ("sampling", "counted"),
+    [({"n": 3, "temperature": 1.0}, 9), ({"n": 2, "best_of": 3, "temperature": 1.0}, 6), ({"beam_width": 3}, 3)],
+    ids=str,
+)
+def test_a_row_of_a_request_of_several_outputs(sampling, counted):
+    """R(10, 3), a step a second, no copies timed: the first output in its column, the others, best first, in theirs."""
+    recorder, summary = served([request(10, 3, **sampling)], 16)
+    (row,) = requests_table(recorder).to_pylist()
+    answer = naive_answer(request(10, 3, **sampling))
+    assert row["output_token_ids"] == answer[0].token_ids
+    assert row["further_output_token_ids"] == [output.token_ids for output in answer[1:]]
+    expected = [None] * 3 if sampling.get("n") == 3 else pytest.approx([output.score for output in answer])
+    assert row["output_scores"] == expected
+    assert row["output_tokens"] == summary["output_tokens"] == counted
+    assert (row["token_s"], row["finish_reason"], row["e2e_s"]) == ([1.0, 2.0, 3.0], "length", 3.0)
+    assert row["normalized_latency_s_per_token"] == 1.0
+
+
+def test_what_is_left_of_a_request_of_several_outputs_that_was_stopped():
+    recorder, summary = served([request(10, 5, n=3, temperature=1.0)], 16, stop_after=2)
+    (row,) = requests_table(recorder).to_pylist()
+    whole = naive_answer(request(10, 5, n=3, temperature=1.0))
+    assert row["output_token_ids"] == whole[0].token_ids[:2]
+    assert row["further_output_token_ids"] == [output.token_ids[:2] for output in whole[1:]]
+    assert (row["status"], row["output_tokens"], summary["output_tokens"]) == ("running", 6, 6)
+
+
 def test_rows_of_the_timeline_of_e43_and_its_event():
     """Two R(14, 18), N = 8, B = 4: in second 3 the younger is preempted, in second 18 it comes back with 17 tokens."""
     recorder, _ = served([request(14, 18, id=0), request(14, 18, id=1)], 8)
     rows = timeline_table(recorder).to_pylist()
     common = {"kv_reserved": 0, "kv_internal": 0, "kv_cached_idle": 0}
+    common |= {"blocks_saved": 0, "blocks_copied": 0, "copy_s": 0.0}
     assert rows[0] == common | {
         "step": 0,
         "start_s": 0.0,
@@ -264,6 +301,7 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
         "kv_free": 0,
         "kv_external": 0,
         "memory_blocked": False,
+        "blocks_mapped": 8,
         "preemptions": 0,
     }
     assert rows[3] == common | {
@@ -281,6 +319,7 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
         "kv_free": 0,
         "kv_external": 12,
         "memory_blocked": True,
+        "blocks_mapped": 5,
         "preemptions": 1,
     }
     assert (rows[18]["prefill_tokens"], rows[18]["decode_tokens"], rows[18]["preemptions"]) == (17, 0, 1)
