@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagedlab.allocator.base import ALLOCATORS
+from pagedlab.allocator.base import ALLOCATORS, Allocator
+from pagedlab.allocator.caching_pool import CachingPool
+from pagedlab.allocator.paged import PagedAllocator
 from pagedlab.allocator.pool import BlockPool
+from pagedlab.allocator.prefixes import Prefixes
 from pagedlab.core.request import Completion, Request, SamplingParams
 from pagedlab.engine import serve
+from pagedlab.eviction.leaf_first import LeafFirst
 from pagedlab.executor.base import CachePlan
 from pagedlab.executor.fingerprint import FingerprintExecutor, fingerprint, log_probs, next_token
 from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
+from pagedlab.prefix_cache.base import PREFIX_CACHES
+from pagedlab.prefix_cache.digest import Digest
 from pagedlab.recorder.recorder import Recorder
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
@@ -19,6 +25,7 @@ from pagedlab.scheduler.order.base import ORDERS
 from pagedlab.scheduler.scheduler import Scheduler
 from pagedlab.settings import FingerprintExecutorSettings
 from tests.engine.beam_oracle import naive_beams
+from tests.eviction.lab import policy
 
 VOCAB = 50
 
@@ -41,8 +48,15 @@ def make_scheduler(
     victim="last_arrived",
     max_num_seqs=16,
     max_model_len=None,
+    **cache,
 ):
-    a = ALLOCATORS[allocator](BlockPool(num_blocks, block_size), max_model_len or num_blocks * block_size)
+    """cache: as `caching_allocator` takes it, prefix_cache= among them; without that there is none."""
+    longest = max_model_len or num_blocks * block_size
+    if cache:
+        assert allocator == "paged"
+        a: Allocator = caching_allocator(num_blocks, block_size, longest, **cache)
+    else:
+        a = ALLOCATORS[allocator](BlockPool(num_blocks, block_size), longest)
     return Scheduler(
         a,
         ORDERS[order](0),
@@ -52,6 +66,24 @@ def make_scheduler(
         VICTIMS[victim](a),
         max_num_seqs,
     )
+
+
+def caching_allocator(
+    num_blocks,
+    block_size,
+    max_model_len,
+    prefix_cache,
+    eviction="lru",
+    leaf_first=True,
+    hash_bits=128,
+    pin_blocks=0,
+    seed=0,
+):
+    """eviction: by its configured settings. hash_bits: few of them make blocks of different content share a key."""
+    chooser = policy(eviction, num_blocks, seed)
+    pool = CachingPool(num_blocks, block_size, LeafFirst(chooser) if leaf_first else chooser)
+    index = PREFIX_CACHES[prefix_cache](block_size, Digest(bits=hash_bits))
+    return PagedAllocator(pool, max_model_len, Prefixes(index, pool, pin_blocks))
 
 
 def make_executor(scheduler, eos=None, step_s=0.01, token_s=0.0, copy_s=0.0):
@@ -66,7 +98,8 @@ def run(requests, num_blocks, block_size=4, eos=None, **choices):
     scheduler = make_scheduler(num_blocks, block_size, **choices)
     recorder = Recorder()
     serve(requests, scheduler, make_executor(scheduler, eos), recorder, audit_every=1)
-    assert scheduler.allocator.pool.num_free == num_blocks, "blocks leaked"
+    pool = scheduler.allocator.pool
+    assert pool.num_free + pool.num_idle == num_blocks, "blocks leaked"
     return recorder, scheduler
 
 

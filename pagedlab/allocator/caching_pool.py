@@ -70,7 +70,7 @@ class CachingPool(BlockPool):
         for block in blocks:
             key = self._keys[block]
             if self.ref[block] == 0:
-                if self._may_go(block):
+                if self.may_go(block):
                     self.eviction.withdraw(key)
                 self._idle.remove(block)
             self.ref[block] += 1
@@ -82,7 +82,7 @@ class CachingPool(BlockPool):
 
     def fence(self, block: int) -> None:
         """This cached block is read in the step being planned, by a copy, without being held: it stays until then."""
-        if self._may_go(block):
+        if self.may_go(block):
             self.eviction.withdraw(self._keys[block])
         self._fenced.add(block)
 
@@ -90,10 +90,10 @@ class CachingPool(BlockPool):
         """The step is over."""
         fenced, self._fenced = self._fenced, set()
         for block in fenced:
-            if self._may_go(block):
+            if self.may_go(block):
                 self.eviction.offer(self._keys[block])
 
-    def _may_go(self, block: int) -> bool:
+    def may_go(self, block: int) -> bool:
         """Whether the policy has, or is to have, the block on offer."""
         return block in self._idle and block not in self._pinned and block not in self._fenced
 
@@ -122,7 +122,7 @@ class CachingPool(BlockPool):
             return
         self._idle.add(block)
         self.eviction.free(key)
-        if self._may_go(block):
+        if self.may_go(block):
             self.eviction.offer(key)
 
     def _audit_unheld(self, block: int) -> None:
@@ -142,7 +142,7 @@ class CachingPool(BlockPool):
             raise InvariantError("keys of blocks and blocks of keys differ")
         if not self._pinned <= self._keys.keys():
             raise InvariantError(f"blocks {sorted(self._pinned - self._keys.keys())} are pinned and not cached")
-        may_go = sum(map(self._may_go, self._idle))
+        may_go = sum(map(self.may_go, self._idle))
         if self.eviction.num_offered != may_go:
             raise InvariantError(
                 f"{self.eviction.num_offered} blocks may be evicted, {may_go} are idle, neither pinned nor fenced"

@@ -51,7 +51,7 @@ class Prefixes:
     def idle(self, match: Match) -> int:
         """How many of the blocks that a match would hold count as available as long as nobody takes them."""
         nodes = [*match.nodes, match.partial] if match.partial else match.nodes
-        return sum(self.pool.ref[node.block] == 0 and not self.pool.is_pinned(node.block) for node in nodes)
+        return sum(map(self.pool.may_go, [node.block for node in nodes]))
 
     def take(self, seq: Sequence, match: Match) -> list[int]:
         """Hold what was matched. Returns the shared blocks."""
@@ -61,11 +61,13 @@ class Prefixes:
         self.pool.hold(blocks, retention)
         if match.partial is not None:
             self.pool.fence(match.partial.block)
+            self.pool.eviction.hit(match.partial.key, retention)
         size = self.index.block_size
         for block in range(len(blocks), seq.num_tokens // size):
             key = self.index.key(seq, block)
             counts.regretted += key in self._evicted
-            self.pool.eviction.miss(key)
+            if key not in self.index.nodes:  # as the last block of a text that is cached whole
+                self.pool.eviction.miss(key)
         chain = self.index.chain(seq)
         chain.nodes = list(match.nodes)
         counts.queried += seq.num_tokens

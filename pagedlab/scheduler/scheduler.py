@@ -324,7 +324,7 @@ class Scheduler:
         """These sequences of a request have ended, or are dropped, and give everything back."""
         self._count_unused(request, parts)
         for part in parts:
-            self.allocator.settle(part if request.forked else request)
+            self.allocator.settle(_holder(request, part))
             self.allocator.release(part.key)
             self._high_water.pop(part.key, None)
         rows = self._vacate(parts)
@@ -334,8 +334,7 @@ class Scheduler:
 
     def _count_unused(self, request: Sequence, parts: list[Sequence]) -> None:
         for part in parts:
-            holder = request if part.key == request.key and not request.forked else part
-            part.slots_unused = self.allocator.unused(part.key, holder.computed)
+            part.slots_unused = self.allocator.unused(part.key, _holder(request, part).computed)
 
     def _vacate(self, parts: list[Sequence]) -> list[int]:
         """Take back the rows of these sequences; returns them."""
@@ -365,6 +364,11 @@ class Scheduler:
         for seq in self.order.sequences():
             if seq.computed or seq.row != -1 or seq.status not in (Status.WAITING, Status.PREEMPTED):
                 raise InvariantError(f"sequence {seq.id} waits with {seq.computed} computed tokens, row {seq.row}")
+
+
+def _holder(request: Sequence, part: Sequence) -> Sequence:
+    """Who has computed what is held by the key of this part: until the request forks, its trunk by that of the first."""
+    return request if part.key == request.key and not request.forked else part
 
 
 def _lag(trunk: Sequence) -> int:
