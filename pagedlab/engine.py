@@ -41,13 +41,14 @@ def serve(
             continue
         plan = scheduler.schedule(now)
         usage, sharing = scheduler.allocator.usage(), scheduler.allocator.sharing()
+        host_blocks = scheduler.allocator.host_blocks
         if not plan.batch:
             raise EngineStalled(f"nothing can run: {patience.dump()}")
         outcome = executor.execute(plan)
         end = clock.advance(outcome.seconds)
         waiting, running = scheduler.num_waiting, scheduler.num_running
         finished = scheduler.commit(plan, outcome, end)
-        recorder.step(now, end, plan, outcome, usage, sharing, running, waiting, finished)
+        recorder.step(now, end, plan, outcome, usage, sharing, running, waiting, finished, host_blocks)
         patience.saw(max(outcome.tokens) >= 0)
         if audit_every and len(recorder.steps) % audit_every == 0:
             scheduler.audit()
