@@ -91,10 +91,10 @@ class Plan:
     1. swapped_out, (block, host block): of preempted requests. First, since what they leave may be overwritten from
        here on, by whoever the step gives it to.
     2. swapped_in, (host block, block): of requests that return. No host block is a destination of 1.
-    3. copies: no source is a destination of 2.
+    3. copies, also of what has just come back.
 
-    Within each, no block is source and destination, and no destination comes twice, nor is one in 2 also one in 3: each
-    may be done in any order. Then the work is run.
+    No destination comes twice, of 2 and 3 together, and within one of the three no block is source and destination: each
+    of them may be done in any order. Then the work is run.
 
     batch: the sequences that run. num_tokens[i]: tokens that batch[i] feeds, starting at its `computed`; they sum
     to total_tokens.
