@@ -25,7 +25,7 @@ from pagedlab.core.clock import VirtualClock
 from pagedlab.core.plan import Plan
 from pagedlab.executor.fingerprint import FingerprintExecutor
 from pagedlab.executor.inputs import InputBuilder
-from pagedlab.preemption.recompute import Recompute
+from pagedlab.preemption.base import Preemption
 from pagedlab.preemption.victim.last_arrived import LastArrived
 from pagedlab.preemption.victim.most_blocks import MostBlocks
 from pagedlab.scheduler.admission.on_demand import OnDemand
@@ -229,10 +229,10 @@ MUTATIONS = {
     ),
     "power_of_two_rounds_down": (PowerOfTwo, "slots", "- 1).bit_length()", ").bit_length() >> 1"),
     # ---- preemption
-    "preempt_loses_a_token": (Recompute, "preempt", "lost =", "seq.output and seq.output.pop()\n    lost ="),
-    "preempt_does_not_reset_computed": (Recompute, "preempt", "part.computed = 0", "pass"),
-    "preempt_forgets_to_release": (Recompute, "preempt", "self.allocator.release(part.key)", "0"),
-    "preempt_says_it_lost_nothing": (Recompute, "preempt", ", lost\n", ", 0\n"),
+    "preempt_loses_a_token": (Preemption, "recompute", "lost =", "seq.output and seq.output.pop()\n    lost ="),
+    "preempt_does_not_reset_computed": (Preemption, "recompute", "part.computed = 0", "pass"),
+    "preempt_forgets_to_release": (Preemption, "recompute", "self.allocator.release(part.key)", "0"),
+    "preempt_says_it_lost_nothing": (Preemption, "recompute", ", lost\n", ", 0\n"),
     "earliest_is_the_victim": (LastArrived, "choose", "max(", "min("),
     "smallest_holder_is_the_victim": (MostBlocks, "choose", "max(", "min("),
     "victim_stays_in_the_batch": (Plan, "drop", "if part in self.batch", "if False"),
@@ -420,7 +420,7 @@ MUTATIONS = {
     "heir_gets_nothing": (Scheduler, "_bequeath", "self.allocator.exchange(first.key, heir.key)", "pass"),
     "branches_sample_while_others_lag": (Scheduler, "prefill", "part.to_compute - 1", "part.to_compute"),
     "preempted_group_stays_forked": (Scheduler, "_preempt", "victim.forked = False", "pass"),
-    "only_one_branch_is_preempted": (Recompute, "preempt", "in seq.parts)", "in seq.parts[:1])"),
+    "only_one_branch_is_preempted": (Preemption, "recompute", "in seq.parts)", "in seq.parts[:1])"),
     "group_gets_one_row": (Scheduler, "admit_next", "len(self._rows) < len(seq.parts)", "not self._rows"),
     "ended_branch_keeps_its_blocks": (Scheduler, "_advance", "if finished:", "if not trunk.parts:"),
     "decodes_in_part": (Chunked, "fill", "seq.num_feeding", "1"),
