@@ -144,7 +144,7 @@ class Series:
         """Sometimes a row that was there before goes on in an empty one, from tokens it has fed; or in its own."""
         draw, rows = self.data.draw, self.naive.rows
         new = {admission.row for admission in plan.admitted}
-        parents = [row for row in rows if row not in new and rows[row].computed]
+        parents = [row for row in rows if row not in new and 0 < rows[row].computed < MAX_LEN]
         if not parents or not draw(st.booleans(), "fork"):
             return
         parent = draw(st.sampled_from(parents), "parent")
@@ -152,7 +152,7 @@ class Series:
         row = draw(st.sampled_from([row for row in range(ROWS) if row not in gone]), "into")
         old = rows[parent]
         shared = old.computed
-        tail = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=MAX_LEN + 1 - shared), "then")
+        tail = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=MAX_LEN - shared), "then")
         blocks = [] if row == parent else self.take(len(old.blocks))
         seq = sequence(row, old.tokens[:shared], self.ids)
         self.ids += 1
