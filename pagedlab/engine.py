@@ -37,7 +37,8 @@ def serve(
             recorder.submitted(scheduler.submit(arrivals.popleft()))
         if not scheduler.has_work:
             if arrivals:
-                recorder.idle(now, clock.wait_until(arrivals[0].arrival_s), scheduler.allocator.usage())
+                end, allocator = clock.wait_until(arrivals[0].arrival_s), scheduler.allocator
+                recorder.idle(now, end, allocator.usage(), allocator.sharing())
             continue
         plan = scheduler.schedule(now)
         usage, sharing = scheduler.allocator.usage(), scheduler.allocator.sharing()

@@ -60,9 +60,9 @@ class Recorder:
         self.sequences.append(seq)
         self._by_id[seq.id] = seq
 
-    def idle(self, start: float, end: float, usage: Usage) -> None:
-        """Nothing to do from start to end: the pool lies free."""
-        self.steps.append(Step(start, end, 0, 0, 0, 0, 0, usage, False))
+    def idle(self, start: float, end: float, usage: Usage, sharing: Sharing) -> None:
+        """Nothing to do from start to end: nobody holds a block."""
+        self.steps.append(Step(start, end, 0, 0, 0, 0, 0, usage, False, sharing))
         self._on_progress(self)
 
     def step(

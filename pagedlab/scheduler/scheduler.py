@@ -432,7 +432,7 @@ class Scheduler:
 
 
 def _holder(request: Sequence, part: Sequence) -> Sequence:
-    """Who has computed what is held by the key of this part: until the request forks, its trunk by that of the first."""
+    """Who computes what is held by this part's key: until the request forks, the trunk for the first of its parts."""
     return request if part.key == request.key and not request.forked else part
 
 

@@ -181,6 +181,7 @@ def test_a_row_holds_every_number_of_its_run_flat(sweep):
         "mean_batch_size": 2.5,
         "output_tokens_per_s": 25.0,
         "blocks_saved_fraction": None,
+        "prefix_hit_rate": None,
         "preemptions": 3,
         "refused": 0,
         "status": "completed",

@@ -17,6 +17,7 @@ from pagedlab.executor.base import EXECUTORS
 from pagedlab.kernels.base import KERNELS
 from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
+from pagedlab.prefix_cache.base import PREFIX_CACHES
 from pagedlab.replay.config import load_replay_settings
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
@@ -29,7 +30,7 @@ from tests.config.composed import composed, overridden, said_of, settings_of
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 CHOICES = sorted((path.parent.name, path.stem) for path in CONF.glob("*/*.yaml"))
-GROUPS = {group for group, _ in CHOICES} - {"experiment", "eviction"}
+GROUPS = {group for group, _ in CHOICES} - {"experiment"}
 REPLAYED = [choice for choice in CHOICES if choice[0] == "eviction" or choice[1] in TRACES]
 SERVED = [choice for choice in CHOICES if choice[0] != "experiment" and choice not in REPLAYED]
 
@@ -99,6 +100,7 @@ REGISTRIES = {
     "executor": (EXECUTORS, "pagedlab/executor"),
     "kernel": (KERNELS, "kernels"),
     "preemption": (PREEMPTIONS, "pagedlab/preemption"),
+    "prefix_cache": (PREFIX_CACHES, "pagedlab/prefix_cache"),
     "workload": (WORKLOADS, "pagedlab/workload"),
     "tracker": (TRACKERS, "pagedlab/tracker"),
 }
@@ -126,7 +128,7 @@ def test_an_option_has_one_name_in_its_registry_its_module_and_its_config(group)
     registry, folder = REGISTRIES[group]
     names = set(registry)
     assert registered_in(folder) == {name: [name] for name in names}
-    chosen = {"auto"} if group == "kernel" else set()  # one of the others, by device
+    chosen = {"kernel": {"auto"}, "prefix_cache": {"none"}}.get(group, set())  # one of the others by device; without
     assert {name for choice, name in CHOICES if choice == group} - chosen - set(TRACES) == names
 
 
@@ -144,7 +146,7 @@ def test_a_config_file_says_its_own_name(group, name):
 
 @pytest.mark.parametrize("group", OPTIONS)
 def test_groups_whose_options_differ_have_settings_for_each_option(group):
-    assert set(OPTIONS[group]) == set(REGISTRIES[group][0])
+    assert set(OPTIONS[group]) - {"none"} == set(REGISTRIES[group][0]) - {"none"}
 
 
 @pytest.mark.parametrize("path", SEAMS)
@@ -168,16 +170,16 @@ BAD = [
     ("block_sise=16", "block_sise: no such setting, did you mean block_size?"),
     ("+block_sise=16", "block_sise: no such setting, did you mean block_size?"),
     ("++block_sise=16", "block_sise: no such setting, did you mean block_size?"),
-    ("+foo.bar=1", "foo: no such setting, expected one of allocator, audit_every, block_size, executor, kernel, "),
+    ("+foo.bar=1", "foo: no such setting, expected one of allocator, audit_every, block_size, eviction, executor, "),
     ("sampling.temprature=1", "sampling.temprature: no such setting, did you mean temperature?"),
-    ("+sampling.x=1", "sampling.x: no such setting, expected one of beam_width, best_of, early_stopping, "),
+    ("+sampling.x=1", "sampling.x: no such setting, expected one of beam_width, best_of, early_stopping, ignore_eos, "),
     ("workload.arival.rate=2", "workload.arival: no such setting, did you mean arrival?"),
     ("+workload.arrival.raet=2", "workload.arrival.raet: no such setting, did you mean rate?"),
     ("workload.arrival.raet=2", "workload.arrival.raet: no such setting, did you mean rate?"),
     ("+workload.prompt.hgih=2", "workload.prompt.hgih: no such setting, did you mean high?"),
     ("+model.x=1", "model.x: no such setting, expected one of config, dtype, name, path, revision, seed, source"),
     ("+allocator.x=1", "allocator.x: no such setting, expected one of name"),
-    ("+executor.x.y=3", "executor.x: no such setting, expected one of copy_s, eos_token_id, name, step_s, token_s, "),
+    ("+executor.x.y=3", "executor.x: no such setting, expected one of copy_s, eos_token_id, name, step_s, "),
     ("executor.device=cpu", "executor.device: no such setting here, only with executor=torch"),
     ("+executor.device=cpu", "executor.device: no such setting, expected one of copy_s, eos_token_id, name, "),
     ("tracker.mode=online", "tracker.mode: no such setting here, only with tracker=wandb"),
@@ -392,6 +394,29 @@ WITH_GROUPS = [
     (("tracker=wandb",), "tracker.tags=[[a]]", "tracker.tags[0]=['a']: expected a text that is not empty"),
     (("tracker=wandb",), "tracker.project=", "tracker.project=: expected a text that is not empty"),
     (("tracker=wandb",), "tracker.entity=", "tracker.entity=: expected a text that is not empty"),
+    (("prefix_cache=radix",), "prefix_cache.hash=md5", "prefix_cache.hash=md5: expected one of xxh3_128, sha256"),
+    (
+        ("prefix_cache=radix",),
+        "prefix_cache.pin_blocks=-1",
+        "prefix_cache.pin_blocks=-1: expected at least 0 and at most",
+    ),
+    (("prefix_cache=radix",), "prefix_cache.leaf_first=2", "prefix_cache.leaf_first=2: expected true or false"),
+    (
+        ("prefix_cache=hash_chain", "allocator=reserve_max"),
+        "seed=1",
+        "prefix_cache=hash_chain with allocator=reserve_max: a run of a request's own cannot be shared, expected "
+        "allocator=paged",
+    ),
+    (
+        ("prefix_cache=radix", "eviction=belady"),
+        "seed=1",
+        "eviction=belady must know what will be asked for, which only `pagedlab replay` does",
+    ),
+    (
+        ("prefix_cache=none",),
+        "prefix_cache.hash=md5",
+        "prefix_cache.hash: no such setting here, only with prefix_cache=",
+    ),
     (("executor=torch",), "executor.device=tpu", "executor.device=tpu: expected auto, cpu, cuda or cuda:N"),
     (("executor=torch",), "executor.device=cuda:", "executor.device=cuda:: expected auto, cpu, cuda or cuda:N"),
     (("executor=torch",), "executor.device=", "executor.device=: expected auto, cpu, cuda or cuda:N"),
@@ -410,7 +435,9 @@ def test_a_bad_value_is_one_line_that_names_it(given, line):
     assert said.isprintable()
 
 
-@pytest.mark.parametrize(("groups", "given", "line"), WITH_GROUPS, ids=[given for _, given, _ in WITH_GROUPS])
+@pytest.mark.parametrize(
+    ("groups", "given", "line"), WITH_GROUPS, ids=[f"{groups[0]} {given}" for groups, given, _ in WITH_GROUPS]
+)
 def test_a_bad_value_of_an_option_is_one_line_that_names_it(groups, given, line):
     said = said_of(lambda: overridden(groups, given))
     assert said is not None, "accepted"

@@ -15,7 +15,7 @@ TOKENS = as_bytes(np.array([1, 2, 3, 4], dtype=np.int32))
 
 
 def test_the_bytes_of_tokens_sort_like_the_tokens():
-    assert TOKENS == bytes([0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4])
+    assert list(TOKENS) == [0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4]
     assert as_bytes(np.array([255], dtype=np.int32)) < as_bytes(np.array([256], dtype=np.int32))
 
 

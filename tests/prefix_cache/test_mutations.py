@@ -94,7 +94,12 @@ MUTATIONS = {
     "more are pinned than may be": (Prefixes, "_cache", "self.pool.num_pinned < self.pin_blocks", "True"),
     "more cached ones are pinned than may be": (Prefixes, "_pin", "self.pool.num_pinned >= self.pin_blocks", "False"),
     "pinned behind what is not": (Prefixes, "_cache", " and self._parent_pinned(parent)", ""),
-    "more is pinned than was asked for": (Prefixes, "_cache", "end <= seq.request.pin_tokens", "seq.request.pin_tokens"),
+    "more is pinned than was asked for": (
+        Prefixes,
+        "_cache",
+        "end <= seq.request.pin_tokens",
+        "seq.request.pin_tokens",
+    ),
     "an idle parent stays on offer": (LeafFirst, "insert", "self.policy.withdraw(parent)", "pass"),
     # ---- what is said
     "what is lost is not counted": (HashChain, "rest", "lost=common", "lost=0"),

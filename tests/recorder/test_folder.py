@@ -73,6 +73,9 @@ TIMELINE = {
     "memory_blocked": pa.bool_(),
     "blocks_mapped": I32,
     "blocks_saved": I32,
+    "prefix_queried_tokens": I64,
+    "prefix_hit_tokens": I64,
+    "prefix_evicted_blocks": I64,
     "blocks_copied": I32,
     "copy_s": S,
     "preemptions": I64,
@@ -168,6 +171,8 @@ def test_the_summary_says_what_the_run_was(run_folder):
         "admission": "on_demand",
         "preemption": "recompute",
         "victim": "last_arrived",
+        "prefix_cache": "none",
+        "eviction": None,  # there is nothing to evict
         "workload": "synthetic",
         "seed": 0,
         "max_model_len": 512,
@@ -285,8 +290,8 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
     """Two R(14, 18), N = 8, B = 4: in second 3 the younger is preempted, in second 18 it comes back with 17 tokens."""
     recorder, _ = served([request(14, 18, id=0), request(14, 18, id=1)], 8)
     rows = timeline_table(recorder).to_pylist()
-    common = {"kv_reserved": 0, "kv_internal": 0, "kv_cached_idle": 0}
-    common |= {"blocks_saved": 0, "blocks_copied": 0, "copy_s": 0.0}
+    common = {"kv_reserved": 0, "kv_internal": 0, "kv_cached_idle": 0, "blocks_saved": 0, "blocks_copied": 0}
+    common |= {"copy_s": 0.0, "prefix_queried_tokens": 0, "prefix_hit_tokens": 0, "prefix_evicted_blocks": 0}
     assert rows[0] == common | {
         "step": 0,
         "start_s": 0.0,
