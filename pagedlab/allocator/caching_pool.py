@@ -83,7 +83,7 @@ class CachingPool(BlockPool):
         """Cached and held by nobody, it is kept as well."""
         if self.may_go(block):
             self.eviction.withdraw(self._keys[block])
-        super().fence(block)
+        self._fenced.add(block)
 
     def lift_fences(self) -> None:
         """The step is over."""
@@ -91,8 +91,8 @@ class CachingPool(BlockPool):
         for block in fenced:
             if self.may_go(block):
                 self.eviction.offer(self._keys[block])
-            elif self.ref[block] == 0 and block not in self._idle:
-                super()._let_go(block)
+            elif self._waits(block):
+                self._let_go(block)
 
     def may_go(self, block: int) -> bool:
         """Whether the policy has, or is to have, the block on offer."""
@@ -113,7 +113,7 @@ class CachingPool(BlockPool):
                     self.eviction.forget(key)
                 if block in self._idle:
                     self._idle.remove(block)
-                    super()._let_go(block)
+                    self._let_go(block)
         return super().allocate(n)
 
     def _let_go(self, block: int) -> None:

@@ -96,7 +96,7 @@ class BlockPool:
         """The step is over."""
         fenced, self._fenced = self._fenced, set()
         for block in fenced:
-            if self.ref[block] == 0:
+            if self._waits(block):
                 self._let_go(block)
 
     def _let_go(self, block: int) -> None:

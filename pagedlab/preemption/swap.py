@@ -12,14 +12,9 @@ from pagedlab.preemption.base import PREEMPTIONS, Preemption, Taken
 class Swap(Preemption):
     """Copies all that the victim has computed to host memory, and back before it runs again: no token is computed
     twice. Without room on the host it is recomputed, which is counted as a fallback.
-
-    A victim that has computed nothing has nothing to be copied.
     """
 
     needs_host = True
 
     def preempt(self, seq: Sequence, copied: Mapping[int, int]) -> Taken:
-        computed = any(part.computed for part in seq.feeding)
-        if computed and (taken := self.swap(seq, copied)) is not None:
-            return taken
-        return Taken(*self.recompute(seq), fallback=computed)
+        return self.swap(seq, copied) or Taken(*self.recompute(seq), fallback=True)

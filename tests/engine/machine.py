@@ -40,7 +40,7 @@ CHECKS = {
     "I16": "the host pool holds the blocks of those that are swapped out, each once, and nothing else",
     "I28": "what is swapped out lies on the host bit by bit, and is shared when it is back as it was before",
     "fence": "what a step reads is handed out to nobody before it is over, and its moves may be done in any order",
-    "kind": "a victim is swapped out when that is asked for, it has computed something and the host has room",
+    "kind": "a victim is swapped out when that is asked for and the host has room",
     "I17": "a preempted request keeps its prompt and all it has generated",
     "I18": "idle: every block is free, nothing is remembered",
     "I19": "an admission or a growth that fails changes nothing, nor does a call that needs no blocks",
@@ -750,7 +750,7 @@ class Machine:
             lost = sum(part.computed for part in victim.feeding) - shared * (len(victim.feeding) - 1)
             stored = self._stored(victim)
             leaving = {block for table in stored for block in table}
-            asked = w.preemption == "swap" and bool(leaving)
+            asked = w.preemption == "swap"
             swaps = asked and len(leaving) <= host_free
             must("kind", (record.kind == "swap") == swaps, record, len(leaving), "blocks,", host_free, "free on the host")
             must("kind", record.fallback == (asked and not swaps), record)

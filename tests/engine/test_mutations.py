@@ -143,14 +143,14 @@ MUTATIONS = {
     "one_block_too_few_at_admission": (
         PagedAllocator,
         "_blocks_at_admission",
-        "self.pool.allocate(blocks_for(seq.num_tokens, self.pool.block_size))",
-        "self.pool.allocate(max(1, seq.num_tokens // self.pool.block_size))",
+        "blocks = blocks_for(seq.num_tokens, size)",
+        "blocks = max(1, seq.num_tokens // size)",
     ),
     "one_block_too_many_at_admission": (
         PagedAllocator,
         "_blocks_at_admission",
-        "self.pool.allocate(blocks_for(seq.num_tokens, self.pool.block_size))",
-        "self.pool.allocate(seq.num_tokens // self.pool.block_size + 1)",
+        "blocks = blocks_for(seq.num_tokens, size)",
+        "blocks = seq.num_tokens // size + 1",
     ),
     "growth_comes_one_token_late": (
         PagedAllocator,
@@ -194,9 +194,8 @@ MUTATIONS = {
     "usage_calls_reserved_what_is_tail": (
         Allocator,
         "usage",
-        "reserved=self._promised - self._tokens,\n"
-        "        block_tail=(self.pool.num_blocks - self.pool.num_free) * size - self._promised",
-        "reserved=(self.pool.num_blocks - self.pool.num_free) * size - self._tokens,\n        block_tail=0",
+        "reserved=self._promised - self._tokens,\n        block_tail=self.pool.num_held * size - self._promised",
+        "reserved=self.pool.num_held * size - self._tokens,\n        block_tail=0",
     ),
     "released_sequence_is_still_held": (
         Allocator,
@@ -204,7 +203,12 @@ MUTATIONS = {
         "self.holdings.pop(key, None)",
         "self.holdings.get(key)",
     ),
-    "can_admit_forgets_the_watermark": (PagedAllocator, "can_admit", " + keep_free", ""),
+    "can_admit_forgets_the_watermark": (
+        PagedAllocator,
+        "can_admit",
+        "self._blocks_to_begin(seq) + keep_free <=",
+        "self._blocks_to_begin(seq) <=",
+    ),
     "never_fits_is_off_by_one": (Allocator, "refusal", "need <= self.max_run", "need <= self.max_run + 1"),
     # ---- contiguous runs
     "buddy_merges_the_wrong_neighbour": buddy_merges_the_wrong_neighbour,
@@ -300,7 +304,7 @@ MUTATIONS = {
     "row_remembers_its_last_owner": (
         InputBuilder,
         "apply",
-        "len(new.token_ids), 0",
+        "len(new.token_ids), new.computed",
         "len(new.token_ids), self.computed[new.row]",
     ),
     "tokens_of_the_last_owner": (
