@@ -165,7 +165,7 @@ def _num_host_blocks(settings: Settings, bytes_per_token: int, free_bytes: int) 
         return 0
     block_bytes = settings.block_size * bytes_per_token
     if choice.swap_num_blocks is not None:
-        blocks, said = choice.swap_num_blocks, f"preemption.swap_num_blocks={choice.swap_num_blocks}"
+        blocks, said = int(choice.swap_num_blocks), f"preemption.swap_num_blocks={choice.swap_num_blocks}"
     else:
         text = choice.swap_space or DEFAULT_SWAP_SPACE
         blocks, said = parse_bytes(text, "preemption.swap_space") // block_bytes, f"preemption.swap_space={text}"

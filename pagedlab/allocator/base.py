@@ -197,8 +197,8 @@ class Allocator(ABC):
         return pairs
 
     def restore(self, request: Sequence) -> Restored:
-        """Give a request that was swapped out its blocks back: as many, shared as they were, for every token known so far
-        of one that has not forked. OutOfBlocks changes nothing."""
+        """Give a request that was swapped out its blocks back, shared as they were; one that has not forked also those
+        for every token known so far. OutOfBlocks changes nothing."""
         raise InvariantError(f"request {request.id} was never swapped out: its blocks are a reservation")
 
     def is_swapped(self, request: Sequence) -> bool:

@@ -93,8 +93,8 @@ class Plan:
     2. swapped_in, (host block, block): of requests that return. No host block is a destination of 1.
     3. copies, also of what has just come back.
 
-    No destination comes twice, of 2 and 3 together, and within one of the three no block is source and destination: each
-    of them may be done in any order. Then the work is run.
+    No destination comes twice, of 2 and 3 together, and within one of the three no block is source and destination:
+    each of them may be done in any order. Then the work is run.
 
     batch: the sequences that run. num_tokens[i]: tokens that batch[i] feeds, starting at its `computed`; they sum
     to total_tokens.

@@ -116,8 +116,9 @@ class TorchExecutor(Executor):
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """A copy of a block that holds nothing yet, there and to the host, one decode and one prefill of two tokens that write nothing: what
-        is compiled or chosen at first use is, and a model that cannot be served says so, before any time is measured.
+        """Copies of a block that holds nothing yet, here and to the host, one decode and one prefill of two tokens that
+        write nothing: what is compiled or chosen at first use is, and a model that cannot be served says so, before any
+        time is measured.
         """
         if self.num_blocks > 1:
             self._copy([Copy(row=0, source=0, destination=1)])

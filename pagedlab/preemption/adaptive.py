@@ -66,9 +66,7 @@ class Adaptive(Preemption):
         """Seconds that it would cost to swap a running request out and in, and to compute it again."""
         size, holdings = self.allocator.pool.block_size, self.allocator.holdings
         blocks = {
-            block
-            for part in seq.feeding
-            for block in holdings[part.key].table[: blocks_for(part.computed, size)]
+            block for part in seq.feeding for block in holdings[part.key].table[: blocks_for(part.computed, size)]
         }
         num_bytes = len(blocks) * (self.allocator.host.block_bytes if self.allocator.host else 0)
         # The prompt once, then what each sequence has generated, to which the prompt comes before.

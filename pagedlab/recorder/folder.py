@@ -152,7 +152,7 @@ def events_table(recorder: Recorder) -> pa.Table:
 
     by: recompute or swap. seconds: of the copies, a step's shared out among its records by bytes.
     """
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "time_s": time,
             "step": step,

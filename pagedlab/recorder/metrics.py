@@ -171,7 +171,8 @@ def summarize(
         "swap_fallbacks": sum(record.fallback for record in preemptions),
         "swapped_out_bytes": sum(record.bytes_moved for record in preemptions),
         "swapped_in_bytes": sum(record.bytes_moved for record in returns),
-        "swapped_bytes": sum(record.bytes_moved for record in (*preemptions, *returns)),
+        "swapped_bytes": sum(record.bytes_moved for record in preemptions)
+        + sum(record.bytes_moved for record in returns),
         "swap_attached_blocks": sum(record.blocks_attached for record in returns),
         "swap_out_s": sum(s.swap_out_s for s in recorder.steps),
         "swap_in_s": sum(s.swap_in_s for s in recorder.steps),

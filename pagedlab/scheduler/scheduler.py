@@ -427,7 +427,11 @@ class Scheduler:
         if not host == swapped[0] == swapped[1] or len(self._swapped) != len(host):
             raise InvariantError(f"{host} are on the host, {self._swapped} are to come back, {swapped[1]} wait")
         for seq in waiting:
-            if (seq.computed and not seq.swapped) or seq.row != -1 or seq.status not in (Status.WAITING, Status.PREEMPTED):
+            if (
+                (seq.computed and not seq.swapped)
+                or seq.row != -1
+                or seq.status not in (Status.WAITING, Status.PREEMPTED)
+            ):
                 raise InvariantError(f"sequence {seq.id} waits with {seq.computed} computed tokens, row {seq.row}")
 
 

@@ -407,8 +407,8 @@ WITH_GROUPS = [
         "preemption.swap_space=1GiB and preemption.swap_num_blocks=8: expected at most one of them",
     ),
     (
-        ("preemption=swap",),
-        "allocator=reserve_max",
+        ("preemption=swap", "allocator=reserve_max"),
+        "preemption.swap_space=1GiB",
         "preemption=swap with allocator=reserve_max: what reserves all that a request can need never preempts one, "
         "expected allocator=paged",
     ),

@@ -752,7 +752,9 @@ class Machine:
             leaving = {block for table in stored for block in table}
             asked = w.preemption == "swap"
             swaps = asked and len(leaving) <= host_free
-            must("kind", (record.kind == "swap") == swaps, record, len(leaving), "blocks,", host_free, "free on the host")
+            must(
+                "kind", (record.kind == "swap") == swaps, record, len(leaving), "blocks,", host_free, "free on the host"
+            )
             must("kind", record.fallback == (asked and not swaps), record)
             if swaps:
                 lost, host_free = 0, host_free - len(leaving)

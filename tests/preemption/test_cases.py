@@ -159,8 +159,8 @@ def test_e47_who_comes_back_has_room_for_all_that_it_knows(free, comes_back):
 @pytest.mark.parametrize("cache", ["hash_chain", "radix"])
 @pytest.mark.parametrize("others_stay", [True, False])
 def test_e48_a_shared_block_stays_with_the_other_and_is_attached_or_reloaded(cache, others_stay):
-    """Both begin with the same 8 tokens, so share 2 blocks. The younger is swapped out whole; back, it finds them cached,
-    with the other request, or without that, and only what is its own is moved."""
+    """Both begin with the same 8 tokens, so share 2 blocks. The younger is swapped out whole; back, it finds them
+    cached, held by the other or by nobody, and only what is its own is moved."""
     first = list(range(8))
     elder, younger = request([*first, 1, 2, 3, 4], 24, id=0), request([*first, 9, 9, 9], 24, id=1, arrival=0.001)
     scheduler = make_scheduler(9, preemption="swap", prefix_cache=cache)
@@ -269,7 +269,7 @@ def test_of_several_that_are_swapped_out_the_first_in_the_order_is_back_first():
     recorder, _ = run([request(8, 16, id=i) for i in range(3)], 9, preemption="swap")
     gone = [record.victim for _, _, record in recorder.preemptions]
     assert gone[:2] == [2, 1]
-    assert [record.request_id for _, _, record in recorder.returns][0] == 1
+    assert recorder.returns[0][2].request_id == 1
 
 
 def test_in_prefill_first_it_comes_back_in_a_step_of_decodes():

@@ -77,7 +77,12 @@ MUTATIONS = {
         "self.pool.retain([place[block] for block in table if block in seen])",
         "pass",
     ),
-    "the host takes in one block too many": (Host, "store", "> self.pool.num_available", "> self.pool.num_available + 1"),
+    "the host takes in one block too many": (
+        Host,
+        "store",
+        "> self.pool.num_available",
+        "> self.pool.num_available + 1",
+    ),
     "the host refuses what just fits": (Host, "store", "> self.pool.num_available", ">= self.pool.num_available"),
     "a host block is leaked": (Host, "forget", "self.pool.release(table)", "self.pool.release(table[1:])"),
     "an aborted request stays on the host": (Scheduler, "abort", "self.allocator.forget(seq)", "pass"),
@@ -151,7 +156,12 @@ MUTATIONS = {
         "{node.block for node in attached.values() if pool.ref[node.block]}",
         "set()",
     ),
-    "room is counted without what is idle": (PagedAllocator, "_blocks_to_return", " + self.prefixes.idle(Match(nodes))", ""),
+    "room is counted without what is idle": (
+        PagedAllocator,
+        "_blocks_to_return",
+        " + self.prefixes.idle(Match(nodes))",
+        "",
+    ),
 }
 
 

@@ -10,9 +10,7 @@ from tests.lab import make_executor, make_scheduler
 FRACTIONS = [f"kv_{kind}_fraction" for kind in SPLIT]
 
 
-def served(
-    requests, num_blocks, step_s=1.0, token_s=0.0, copy_s=0.0, swap_s=0.0, eos=None, stop_after=None, **choices
-):
+def served(requests, num_blocks, step_s=1.0, token_s=0.0, copy_s=0.0, swap_s=0.0, eos=None, stop_after=None, **choices):
     """Serve on the virtual clock, a step a second unless said: (recorder, summary)."""
     scheduler = make_scheduler(num_blocks, **choices)
     executor = make_executor(scheduler, eos, step_s=step_s, token_s=token_s, copy_s=copy_s, swap_s=swap_s)
@@ -22,9 +20,7 @@ def served(
     pool = scheduler.allocator.pool
     host = scheduler.allocator.host
     status = "completed" if done else "interrupted"
-    return recorder, summarize(
-        recorder, pool.num_blocks, pool.block_size, status, host.pool.num_blocks if host else 0
-    )
+    return recorder, summarize(recorder, pool.num_blocks, pool.block_size, status, host.pool.num_blocks if host else 0)
 
 
 def split_rows(recorder):
