@@ -58,13 +58,14 @@ def _loop(
             continue
         plan = scheduler.schedule(now)
         usage, sharing = scheduler.allocator.usage(), scheduler.allocator.sharing()
+        host_blocks = scheduler.allocator.host_blocks
         if not plan.num_sequences:
             raise EngineStalled(f"nothing can run: {patience.dump()}")
         outcome = executor.execute(plan)
         end = clock.advance(outcome.seconds)
         waiting, running = scheduler.num_waiting, scheduler.num_running
         finished = scheduler.commit(plan, outcome, end)
-        recorder.step(now, end, plan, outcome, usage, sharing, running, waiting, finished)
+        recorder.step(now, end, plan, outcome, usage, sharing, running, waiting, finished, host_blocks)
         together = plan.together is not None and plan.together.count > 0
         patience.saw(together or max(outcome.tokens) >= 0)
         if audit_every and len(recorder.steps) % audit_every == 0:

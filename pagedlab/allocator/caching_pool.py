@@ -26,7 +26,6 @@ class CachingPool(BlockPool):
         self._blocks: dict[int, int] = {}  # by key
         self._idle: set[int] = set()
         self._pinned: set[int] = set()
-        self._fenced: set[int] = set()
         self.evictions = 0
 
     @property
@@ -81,7 +80,7 @@ class CachingPool(BlockPool):
         self._pinned.update(blocks)
 
     def fence(self, block: int) -> None:
-        """This cached block is read in the step being planned, by a copy, without being held: it stays until then."""
+        """Cached and held by nobody, it is kept as well."""
         if self.may_go(block):
             self.eviction.withdraw(self._keys[block])
         self._fenced.add(block)
@@ -92,6 +91,8 @@ class CachingPool(BlockPool):
         for block in fenced:
             if self.may_go(block):
                 self.eviction.offer(self._keys[block])
+            elif self._waits(block):
+                self._let_go(block)
 
     def may_go(self, block: int) -> bool:
         """Whether the policy has, or is to have, the block on offer."""
@@ -112,7 +113,7 @@ class CachingPool(BlockPool):
                     self.eviction.forget(key)
                 if block in self._idle:
                     self._idle.remove(block)
-                    self._free[block] = None
+                    self._let_go(block)
         return super().allocate(n)
 
     def _let_go(self, block: int) -> None:
@@ -125,11 +126,14 @@ class CachingPool(BlockPool):
         if self.may_go(block):
             self.eviction.offer(key)
 
+    def _waits(self, block: int) -> bool:
+        return super()._waits(block) and block not in self._idle
+
     def _audit_unheld(self, block: int) -> None:
-        if (block in self._idle) == (block in self._free):
-            raise InvariantError(
-                f"block {block} has no references: free {block in self._free}, idle {block in self._idle}"
-            )
+        if block not in self._idle:
+            super()._audit_unheld(block)
+        elif block in self._free:
+            raise InvariantError(f"block {block} has no references: free and idle")
         if block in self._idle and block not in self._keys:
             raise InvariantError(f"block {block} is idle without content")
         if block in self._free and block in self._keys:

@@ -83,6 +83,11 @@ class Prefixes:
             self._pin(request.pin_tokens, match.nodes)
         return blocks
 
+    def attach(self, seq: Sequence, nodes: list[Node]) -> None:
+        """A sequence that comes back holds these again, its first blocks. It was counted when it was admitted."""
+        self.pool.hold([node.block for node in nodes], self._retention(seq))
+        self.index.chain(seq).nodes = list(nodes)
+
     def publish(self, seq: Sequence, table: list[int]) -> None:
         """What the sequence has computed is final: its full blocks can be found from now on, up to the first whose
         content lies in another block as well. Behind that one only `settle` goes on: a block that is in use must not be

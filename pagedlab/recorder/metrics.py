@@ -110,7 +110,9 @@ def ratio(a: float, b: float) -> float:
     return float(a / b) if b else 0.0
 
 
-def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str) -> dict[str, Any]:
+def summarize(
+    recorder: Recorder, num_blocks: int, block_size: int, status: str, host_num_blocks: int = 0
+) -> dict[str, Any]:
     """The scalars of a run. status: completed, interrupted or failed."""
     seqs = recorder.sequences
     done = [seq for seq in seqs if seq.status is Status.FINISHED]
@@ -132,6 +134,9 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
     found = recorder.steps[-1].sharing if recorder.steps else Sharing()
     fed = np.array([s.prefill_tokens / max(1, s.tokens) for s in recorder.steps])
     prefill_tokens = sum(s.prefill_tokens for s in recorder.steps)
+    preemptions = [record for _, _, record in recorder.preemptions]
+    returns = [record for _, _, record in recorder.returns]
+    on_host = np.array([s.host_blocks for s in recorder.steps], dtype=np.int64)
     per_request = [latencies(seq) for seq in done]
 
     def of(name: str) -> dict[str, float | None]:
@@ -179,6 +184,19 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
         "preemptions": len(recorder.preemptions),
         "recomputed_tokens": recomputed,
         "recompute_tax": ratio(recomputed, computed),
+        "swaps": sum(record.kind == "swap" for record in preemptions),
+        "swap_fallbacks": sum(record.fallback for record in preemptions),
+        "swapped_out_bytes": sum(record.bytes_moved for record in preemptions),
+        "swapped_in_bytes": sum(record.bytes_moved for record in returns),
+        "swapped_bytes": sum(record.bytes_moved for record in preemptions)
+        + sum(record.bytes_moved for record in returns),
+        "swap_attached_blocks": sum(record.blocks_attached for record in returns),
+        "swap_out_s": sum(s.swap_out_s for s in recorder.steps),
+        "swap_in_s": sum(s.swap_in_s for s in recorder.steps),
+        "swap_s": sum(s.swap_out_s + s.swap_in_s for s in recorder.steps),
+        "host_num_blocks": host_num_blocks,
+        "host_used_fraction": ratio(float(on_host @ weights), host_num_blocks * duration),
+        "host_used_fraction_peak": ratio(int(on_host.max(initial=0)), host_num_blocks),
         "ttft_s": of("ttft_s"),
         "tpot_s": of("tpot_s"),
         "itl_s": spread(_gaps(done)),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pagedlab.allocator.base import Sharing, Usage
-from pagedlab.core.plan import Outcome, Plan, Preemption
+from pagedlab.core.plan import Outcome, Plan, Preemption, Return
 from pagedlab.core.request import Key, Sequence
 
 
@@ -16,7 +16,8 @@ class Step:
 
     running: sequences that hold memory; the step itself ran `batch` of them, feeding `tokens` tokens, of which
     `prefill_tokens` belong to sequences fed more than one. usage: the split of the slots while the step ran.
-    sharing: what sharing saved of them. copies: blocks copied before the step, in copy_s seconds of it.
+    sharing: what sharing saved of them. copies: blocks copied before the step, in copy_s seconds of it; swapped_out and
+    swapped_in: blocks moved to the host and back. host_blocks: in use there, what the step moves included.
     """
 
     start_s: float
@@ -31,6 +32,11 @@ class Step:
     sharing: Sharing = field(default_factory=Sharing)
     copies: int = 0
     copy_s: float = 0.0
+    swapped_out: int = 0
+    swapped_in: int = 0
+    swap_out_s: float = 0.0
+    swap_in_s: float = 0.0
+    host_blocks: int = 0
 
 
 class Recorder:
@@ -40,6 +46,7 @@ class Recorder:
         self.sequences: list[Sequence] = []
         self.steps: list[Step] = []
         self.preemptions: list[tuple[float, int, Preemption]] = []  # time, step, record
+        self.returns: list[tuple[float, int, Return]] = []  # the same, of those swapped out
         # (first step, step after the last, slots promised and never used) of every stay of a sequence in the pool; a
         # branch stays as long as its trunk.
         self.stays: list[tuple[int, int, int]] = []
@@ -69,6 +76,7 @@ class Recorder:
         running: int,
         waiting: int,
         finished: list[Sequence],
+        host_blocks: int = 0,
     ) -> None:
         """finished: as `Scheduler.commit` returns it."""
         number = len(self.steps)
@@ -76,6 +84,7 @@ class Recorder:
             self.preemptions.append((start, number, record))
             for part in self._by_id[record.victim].parts:
                 self._left(part, number)
+        self.returns += [(start, number, record) for record in plan.returned]
         for new in plan.admitted:
             seq = self._by_id[new.request.id]
             for part in seq.branches or [seq]:
@@ -98,6 +107,11 @@ class Recorder:
                 sharing=sharing,
                 copies=len(plan.copies),
                 copy_s=outcome.copy_s,
+                swapped_out=len(plan.swapped_out),
+                swapped_in=len(plan.swapped_in),
+                swap_out_s=outcome.swap_out_s,
+                swap_in_s=outcome.swap_in_s,
+                host_blocks=host_blocks,
             )
         )
         self.output_tokens += sum(token >= 0 for token in outcome.tokens) + plan.num_sequences - len(plan.batch)

@@ -183,6 +183,8 @@ def test_a_row_holds_every_number_of_its_run_flat(sweep):
         "blocks_saved_fraction": None,
         "prefix_hit_rate": None,
         "preemptions": 3,
+        "recompute_tax": None,
+        "swapped_bytes": None,
         "refused": 0,
         "status": "completed",
         "schema_version": 1,

@@ -213,7 +213,8 @@ BAD = [
     ("workload.name=nope", "workload=nope: no such option, expected one of sharegpt, synthetic"),
     ("tracker.name=null", "tracker=None: no such option, expected one of none, wandb"),
     ("kernel.name=nope", "kernel=nope: no such option, expected one of reference, torch, cpu, triton, cupy"),
-    ("preemption.name=swap", "preemption=swap: no such option, expected one of recompute"),
+    ("preemption.name=swop", "preemption=swop: no such option, expected one of recompute, swap, adaptive"),
+    ("preemption.swap_space=1GiB", "preemption.swap_space: no such setting here, only with preemption=swap"),
     ("preemption.victim=first", "preemption.victim=first: no such option, expected one of last_arrived, most_blocks"),
     ("scheduler.order=lifo", "scheduler.order=lifo: no such option, expected one of fcfs, random"),
     ("scheduler.batching=none", "scheduler.batching=none: no such option, expected one of prefill_first, chunked"),
@@ -392,6 +393,46 @@ BAD = [
 ]
 
 WITH_GROUPS = [
+    (
+        ("preemption=swap",),
+        "preemption.swap_space=0",
+        "preemption.swap_space=0: nothing could be swapped out, expected more (or preemption=recompute)",
+    ),
+    (
+        ("preemption=swap",),
+        "preemption.swap_space=lots",
+        "preemption.swap_space=lots: expected a number of bytes, or a number with KiB, MiB, GiB, KB, MB or GB",
+    ),
+    (("preemption=swap",), "preemption.swap_space=", "preemption.swap_space=: expected a number of bytes, or a number"),
+    (
+        ("preemption=swap",),
+        "preemption.swap_num_blocks=0",
+        "preemption.swap_num_blocks=0: expected at least 1 and at most 2147483647",
+    ),
+    (
+        ("preemption=swap", "preemption.swap_space=1GiB"),
+        "preemption.swap_num_blocks=8",
+        "preemption.swap_space=1GiB and preemption.swap_num_blocks=8: expected at most one of them",
+    ),
+    (
+        ("preemption=swap", "allocator=reserve_max"),
+        "preemption.swap_space=1GiB",
+        "preemption=swap with allocator=reserve_max: what reserves all that a request can need never preempts one, "
+        "expected allocator=paged",
+    ),
+    (("preemption=adaptive",), "preemption.cost=guess", "preemption.cost=guess: expected measured or model"),
+    (("preemption=adaptive",), "preemption.token_s=-1", "preemption.token_s=-1.0: expected at least 0"),
+    (("preemption=adaptive",), "preemption.pair_s=nan", "preemption.pair_s=nan: expected at least 0"),
+    (
+        ("preemption=adaptive",),
+        "preemption.bytes_per_s=0",
+        "preemption.bytes_per_s=0.0: expected more than 0, and finite",
+    ),
+    (
+        ("preemption=adaptive",),
+        "preemption.bytes_per_s=inf",
+        "preemption.bytes_per_s=inf: expected more than 0, and finite",
+    ),
     (("tracker=wandb",), "tracker.mode=always", "tracker.mode=always: expected offline or online"),
     (("tracker=wandb",), "tracker.timeout_s=0", "tracker.timeout_s=0.0: expected more than 0 and at most 86400"),
     (("tracker=wandb",), "tracker.timeout_s=nan", "tracker.timeout_s=nan: expected more than 0 and at most 86400"),
@@ -485,7 +526,7 @@ def test_a_bad_value_of_recorded_conversations_is_one_line_that_names_it(given, 
             "allocator=nope",
             "Could not find 'allocator/nope' Available options in 'allocator': oracle paged power_of_two",
         ),
-        ("preemption=swap", "Could not find 'preemption/swap' Available options in 'preemption': recompute"),
+        ("preemption=swop", "Could not find 'preemption/swop' Available options in 'preemption': adaptive recompute"),
         ("allocator=null", "Config group override must be a string or a list. Got NoneType"),
         ("block_size=16,32", "Ambiguous value for argument 'block_size=16,32'"),
         ("block_size", "Error parsing override 'block_size'"),

@@ -25,7 +25,7 @@ from pagedlab.core.clock import VirtualClock
 from pagedlab.core.plan import Plan
 from pagedlab.executor.fingerprint import FingerprintExecutor
 from pagedlab.executor.inputs import InputBuilder
-from pagedlab.preemption.recompute import Recompute
+from pagedlab.preemption.base import Preemption
 from pagedlab.preemption.victim.last_arrived import LastArrived
 from pagedlab.preemption.victim.most_blocks import MostBlocks
 from pagedlab.scheduler.admission.on_demand import OnDemand
@@ -143,14 +143,14 @@ MUTATIONS = {
     "one_block_too_few_at_admission": (
         PagedAllocator,
         "_blocks_at_admission",
-        "Grant(self.pool.allocate(blocks)",
-        "Grant(self.pool.allocate(max(1, seq.num_tokens // size))",
+        "blocks = blocks_for(seq.num_tokens, size)",
+        "blocks = max(1, seq.num_tokens // size)",
     ),
     "one_block_too_many_at_admission": (
         PagedAllocator,
         "_blocks_at_admission",
-        "Grant(self.pool.allocate(blocks)",
-        "Grant(self.pool.allocate(seq.num_tokens // size + 1)",
+        "blocks = blocks_for(seq.num_tokens, size)",
+        "blocks = seq.num_tokens // size + 1",
     ),
     "growth_comes_one_token_late": (
         PagedAllocator,
@@ -203,7 +203,12 @@ MUTATIONS = {
         "self.holdings.pop(key, None)",
         "self.holdings.get(key)",
     ),
-    "can_admit_forgets_the_watermark": (PagedAllocator, "can_admit", "(seq) + keep_free <=", "(seq) <="),
+    "can_admit_forgets_the_watermark": (
+        PagedAllocator,
+        "can_admit",
+        "self._blocks_to_begin(seq) + keep_free <=",
+        "self._blocks_to_begin(seq) <=",
+    ),
     "never_fits_is_off_by_one": (Allocator, "refusal", "need <= self.max_run", "need <= self.max_run + 1"),
     # ---- contiguous runs
     "buddy_merges_the_wrong_neighbour": buddy_merges_the_wrong_neighbour,
@@ -228,10 +233,10 @@ MUTATIONS = {
     ),
     "power_of_two_rounds_down": (PowerOfTwo, "slots", "- 1).bit_length()", ").bit_length() >> 1"),
     # ---- preemption
-    "preempt_loses_a_token": (Recompute, "preempt", "lost =", "seq.output and seq.output.pop()\n    lost ="),
-    "preempt_does_not_reset_computed": (Recompute, "preempt", "part.computed = 0", "pass"),
-    "preempt_forgets_to_release": (Recompute, "preempt", "self.allocator.release(part.key)", "0"),
-    "preempt_says_it_lost_nothing": (Recompute, "preempt", ", lost\n", ", 0\n"),
+    "preempt_loses_a_token": (Preemption, "recompute", "lost =", "seq.output and seq.output.pop()\n    lost ="),
+    "preempt_does_not_reset_computed": (Preemption, "recompute", "part.computed = 0", "pass"),
+    "preempt_forgets_to_release": (Preemption, "recompute", "self.allocator.release(part.key)", "0"),
+    "preempt_says_it_lost_nothing": (Preemption, "recompute", ", lost\n", ", 0\n"),
     "earliest_is_the_victim": (LastArrived, "choose", "max(", "min("),
     "smallest_holder_is_the_victim": (MostBlocks, "choose", "max(", "min("),
     "victim_stays_in_the_batch": (Plan, "drop", "if part in self.batch", "if False"),
@@ -414,7 +419,7 @@ MUTATIONS = {
     "heir_gets_nothing": (Scheduler, "_bequeath", "self.allocator.exchange(first.key, heir.key)", "pass"),
     "branches_sample_while_others_lag": (Scheduler, "prefill", "part.to_compute - 1", "part.to_compute"),
     "preempted_group_stays_forked": (Scheduler, "_preempt", "victim.forked = False", "pass"),
-    "only_one_branch_is_preempted": (Recompute, "preempt", "in seq.parts)", "in seq.parts[:1])"),
+    "only_one_branch_is_preempted": (Preemption, "recompute", "in seq.parts)", "in seq.parts[:1])"),
     "group_gets_one_row": (Scheduler, "admit_next", "len(self._rows) < len(seq.parts)", "not self._rows"),
     "ended_branch_keeps_its_blocks": (Scheduler, "_advance", "if finished:", "if not trunk.parts:"),
     "decodes_in_part": (Scheduler, "decode_all", "seq.num_feeding", "1"),

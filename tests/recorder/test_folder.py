@@ -79,6 +79,11 @@ TIMELINE = {
     "prefix_evicted_blocks": I64,
     "blocks_copied": I32,
     "copy_s": S,
+    "blocks_swapped_out": I32,
+    "blocks_swapped_in": I32,
+    "swap_out_s": S,
+    "swap_in_s": S,
+    "host_blocks": I32,
     "preemptions": I64,
 }
 EVENTS = {
@@ -90,6 +95,14 @@ EVENTS = {
     "reason": pa.string(),
     "blocks_freed": I64,
     "tokens_lost": I64,
+    "by": pa.string(),
+    "fallback": pa.bool_(),
+    "blocks_moved": I64,
+    "blocks_attached": I64,
+    "bytes_moved": I64,
+    "seconds": S,
+    "swap_estimate_s": S,
+    "recompute_estimate_s": S,
 }
 
 
@@ -292,6 +305,7 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
     recorder, _ = served([request(14, 18, id=0), request(14, 18, id=1)], 8)
     rows = timeline_table(recorder).to_pylist()
     common = {"kv_reserved": 0, "kv_internal": 0, "kv_cached_idle": 0, "blocks_saved": 0, "blocks_copied": 0}
+    common |= {"blocks_swapped_out": 0, "blocks_swapped_in": 0, "swap_out_s": 0.0, "swap_in_s": 0.0, "host_blocks": 0}
     common |= {"copy_s": 0.0, "prefix_queried_tokens": 0, "prefix_hit_tokens": 0, "prefix_evicted_blocks": 0}
     assert rows[0] == common | {
         "step": 0,
@@ -340,8 +354,41 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
             "reason": "pool exhausted",
             "blocks_freed": 4,
             "tokens_lost": 16,
+            "by": "recompute",
+            "fallback": False,
+            "blocks_moved": 0,
+            "blocks_attached": None,
+            "bytes_moved": 0,
+            "seconds": 0.0,
+            "swap_estimate_s": None,
+            "recompute_estimate_s": None,
         }
     ]
+
+
+def test_rows_of_e43_by_swap():
+    """Steps of 1 s, a block to the host or back 0.25 s: out in second 3, back in second 19 + 1."""
+    recorder, summary = served(
+        [request(14, 18, id=0), request(14, 18, id=1)], 8, preemption="swap", host_blocks=6, swap_s=0.25
+    )
+    rows = timeline_table(recorder).to_pylist()
+    moved = [(r["step"], r["blocks_swapped_out"], r["blocks_swapped_in"]) for r in rows]
+    assert [row for row in moved if row[1:] != (0, 0)] == [(3, 4, 0), (18, 0, 4)]
+    assert [r["host_blocks"] for r in rows] == [0, 0, 0, *[4] * 16, *[0] * (len(rows) - 19)]
+    assert (rows[3]["swap_out_s"], rows[18]["swap_in_s"]) == (1.0, 1.0)
+    assert rows[3]["end_s"] - rows[3]["start_s"] == rows[18]["end_s"] - rows[18]["start_s"] == 2.0
+    out, back = events_table(recorder).to_pylist()
+    assert (out["kind"], out["by"], out["victim"], out["beneficiary"]) == ("preemption", "swap", 1, 0)
+    assert (out["blocks_moved"], out["bytes_moved"], out["seconds"], out["tokens_lost"]) == (4, 4000, 1.0, 0)
+    assert (back["kind"], back["by"], back["victim"], back["beneficiary"]) == ("return", "swap", 1, None)
+    assert (back["blocks_moved"], back["blocks_attached"], back["bytes_moved"]) == (4, 0, 4000)
+    assert (back["seconds"], back["step"]) == (1.0, 18)
+    assert (summary["preemptions"], summary["swaps"], summary["swap_fallbacks"]) == (1, 1, 0)
+    assert (summary["swapped_out_bytes"], summary["swapped_in_bytes"]) == (4000, 4000)
+    assert (summary["swap_out_s"], summary["swap_in_s"], summary["recompute_tax"]) == (1.0, 1.0, 0.0)
+    assert (summary["host_num_blocks"], summary["host_used_fraction_peak"]) == (6, 4 / 6)
+    on_host = sum(r["end_s"] - r["start_s"] for r in rows[3:19])
+    assert summary["host_used_fraction"] == pytest.approx(4 * on_host / (6 * summary["duration_s"]))
 
 
 # ---- a fault at any point of a write ------------------------------------------------------------------------------
