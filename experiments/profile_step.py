@@ -107,7 +107,7 @@ class Stopwatch:
         self.around(executor.kernel, "write_kv", "KV write")
         self.around(executor.kernel, "decode", "attention, decode")
         self.around(executor.kernel, "prefill", "attention, prefill")
-        self.around(torch_executor, "sample", "sampling")
+        self.around(torch_executor, "choose", "sampling")
         head = executor.model.get_output_embeddings()
         for module in executor.model.modules():
             part = "head" if module is head else _part_of(module)

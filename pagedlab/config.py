@@ -43,6 +43,7 @@ def load_settings(config: DictConfig) -> Settings:
     _check_combinations(settings)
     _check_outputs(settings)
     _check_prefix_cache(settings)
+    _check_swapping(settings)
     check_texts(settings, "")
     return settings
 
@@ -76,11 +77,11 @@ def typed_settings(config: DictConfig, kind: type[S], groups: dict[str, dict[str
     return settings
 
 
-def parse_bytes(text: str) -> int:
-    """'512MiB', '1.5 GB' or '1073741824' as a number of bytes."""
+def parse_bytes(text: str, path: str = "kv_bytes") -> int:
+    """'512MiB', '1.5 GB' or '1073741824', the value of `path`, as a number of bytes."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower())
     if not match or match[2] not in _UNITS:
-        raise ConfigError(f"kv_bytes={text}: expected a number of bytes, or a number with KiB, MiB, GiB, KB, MB or GB")
+        raise ConfigError(f"{path}={text}: expected a number of bytes, or a number with KiB, MiB, GiB, KB, MB or GB")
     return int(Fraction(match[1]) * _UNITS[match[2]])
 
 
@@ -162,6 +163,7 @@ def _check_values(s: Settings) -> None:
         _within("executor.step_s", s.executor.step_s, 0, 1e6)
         _within("executor.token_s", s.executor.token_s, 0, 1e6)
         _within("executor.copy_s", s.executor.copy_s, 0, 1e6)
+        _within("executor.swap_s", s.executor.swap_s, 0, 1e6)
         if s.executor.step_s + s.executor.token_s < 1e-9:
             raise ConfigError(
                 f"executor.step_s={s.executor.step_s} and executor.token_s={s.executor.token_s}: "
@@ -253,6 +255,36 @@ def _check_prefix_cache(s: Settings) -> None:
         raise ConfigError(
             f"eviction={s.eviction.name} must know what will be asked for, which only `pagedlab replay` does"
         )
+
+
+def _check_swapping(s: Settings) -> None:
+    if not PREEMPTIONS[s.preemption.name].needs_host:
+        return
+    choice = s.preemption
+    if s.allocator.name != "paged":
+        raise ConfigError(
+            f"preemption={choice.name} with allocator={s.allocator.name}: what reserves all that a request can need "
+            "never preempts one, expected allocator=paged"
+        )
+    if choice.swap_space is not None and choice.swap_num_blocks is not None:
+        raise ConfigError(
+            f"preemption.swap_space={choice.swap_space} and preemption.swap_num_blocks={choice.swap_num_blocks}: "
+            "expected at most one of them"
+        )
+    if choice.swap_num_blocks is not None:
+        _within("preemption.swap_num_blocks", choice.swap_num_blocks, 1, 2**31 - 1)
+    if choice.swap_space is not None and parse_bytes(choice.swap_space, "preemption.swap_space") < 1:
+        raise ConfigError(
+            f"preemption.swap_space={choice.swap_space}: nothing could be swapped out, expected more "
+            "(or preemption=recompute)"
+        )
+    if choice.name == "adaptive":
+        if choice.cost not in ("measured", "model"):
+            raise ConfigError(f"preemption.cost={choice.cost}: expected measured or model")
+        _within("preemption.token_s", choice.token_s, 0, 1e6)
+        _within("preemption.pair_s", choice.pair_s, 0, 1e6)
+        if not 0 < choice.bytes_per_s < math.inf:
+            raise ConfigError(f"preemption.bytes_per_s={choice.bytes_per_s}: expected more than 0, and finite")
 
 
 def _check_outputs(s: Settings) -> None:

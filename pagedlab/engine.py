@@ -55,7 +55,8 @@ def _loop(
             recorder.submitted(scheduler.submit(arrivals.popleft()))
         if not scheduler.has_work:
             if arrivals:
-                recorder.idle(now, clock.wait_until(arrivals[0].arrival_s), scheduler.allocator.usage())
+                end, allocator = clock.wait_until(arrivals[0].arrival_s), scheduler.allocator
+                recorder.idle(now, end, allocator.usage(), allocator.sharing())
             continue
         coasting = scheduler.coasting(now)
         if coasting is not None:
@@ -64,13 +65,14 @@ def _loop(
             continue
         plan = scheduler.schedule(now)
         usage, sharing = scheduler.allocator.usage(), scheduler.allocator.sharing()
+        host_blocks = scheduler.allocator.host_blocks
         if not plan.num_sequences:
             raise EngineStalled(f"nothing can run: {patience.dump()}")
         outcome = executor.execute(plan)
         end = clock.advance(outcome.seconds)
         waiting, running = scheduler.num_waiting, scheduler.num_running
         finished = scheduler.commit(plan, outcome, end)
-        recorder.step(now, end, plan, outcome, usage, sharing, running, waiting, finished)
+        recorder.step(now, end, plan, outcome, usage, sharing, running, waiting, finished, host_blocks)
         together = plan.together is not None and plan.together.count > 0
         patience.saw(together or max(outcome.tokens) >= 0)
         if audit_every and len(recorder.steps) % audit_every == 0:
@@ -97,6 +99,7 @@ def _coast(
     allocator.owe(steps.grown[0])
     usage, sharing = allocator.usage(), allocator.sharing()
     first = Step(now, steps.ends[0], running, waiting, count, count, 0, usage, blocked, sharing)
+    first = first._replace(host_blocks=allocator.host_blocks)
     if len(steps.ends) > 1:
         allocator.fill(count * (len(steps.ends) - 1))
         allocator.owe(sum(steps.grown) - steps.grown[0])

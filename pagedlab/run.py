@@ -12,6 +12,7 @@ import yaml
 from pagedlab.allocator.base import ALLOCATORS, Allocator
 from pagedlab.allocator.caching_pool import CachingPool
 from pagedlab.allocator.fresh_pool import FreshPool
+from pagedlab.allocator.host import Host
 from pagedlab.allocator.paged import PagedAllocator
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.allocator.prefixes import Prefixes
@@ -47,6 +48,7 @@ from pagedlab.workload.base import WORKLOADS, PromptTokenizer
 from pagedlab.workload.lazy_tokenizer import LazyTokenizer
 
 DEFAULT_KV_BYTES = "1GiB"
+DEFAULT_SWAP_SPACE = "1GiB"
 
 
 @dataclass(slots=True)
@@ -86,12 +88,16 @@ def build(settings: Settings, interrupts: Interrupts) -> Lab:
         settings.block_size,
         settings.scheduler.max_num_seqs,
         max_model_len,
+        lambda free_bytes: _num_host_blocks(settings, per_token, free_bytes),
     )
     vocabulary = settings.executor.vocab_size if settings.executor.name == "fingerprint" else shape.vocab_size
     _check_beams(settings, vocabulary, len(shape.eos_token_ids))
     executor = EXECUTORS[settings.executor.name].create(settings, folder, shape, cache)
     skip = simulated and settings.executor.skip
     scheduler = build_scheduler(settings, executor.num_blocks, max_model_len, executor.foretold, skip)
+    if executor.num_host_blocks:
+        block_bytes = settings.block_size * per_token
+        scheduler.allocator.host = Host(executor.num_host_blocks, settings.block_size, block_bytes)
     return Lab(requests, executor, scheduler, max_model_len, per_token, _budget(settings)[1])
 
 
@@ -129,7 +135,7 @@ def build_scheduler(
         ORDERS[choice.order](settings.seed),
         ADMISSIONS[choice.admission](allocator, choice.watermark),
         BATCHINGS[choice.batching](choice.max_num_batched_tokens),
-        PREEMPTIONS[settings.preemption.name](allocator),
+        PREEMPTIONS[settings.preemption.name](allocator, settings.preemption),
         VICTIMS[settings.preemption.victim](allocator),
         choice.max_num_seqs,
         foretold,
@@ -156,9 +162,10 @@ def build_allocator(settings: Settings, num_blocks: int, max_model_len: int) -> 
 
 
 def _pool(settings: Settings, num_blocks: int) -> BlockPool:
-    """Without a cache. In a simulation nobody reads a block: where none is shared or chosen it needs no number."""
+    """Without a cache. In a simulation nobody reads a block: it needs no number unless shared, chosen or moved."""
     of = settings.sampling
-    counted = settings.executor.name == "simulated" and max(of.n, of.best_of or 1, of.beam_width) == 1
+    counted = settings.executor.name == "simulated" and settings.preemption.name == "recompute"
+    counted = counted and max(of.n, of.best_of or 1, of.beam_width) == 1
     kind = FreshPool if counted and ALLOCATORS[settings.allocator.name].grows else BlockPool
     return kind(num_blocks, settings.block_size)
 
@@ -191,10 +198,37 @@ def _num_blocks(settings: Settings, bytes_per_token: int, free_bytes: int) -> in
         )
     if settings.executor.name == "simulated":
         return blocks
-    # Without a model a block costs only its entry in the pool and a fingerprint a slot.
-    cost = blocks * (block_bytes if settings.executor.name == "torch" else 256 + 8 * settings.block_size)
+    cost = blocks * _real_bytes(settings, block_bytes)
     if cost > free_bytes:
         raise ConfigError(f"{said}: {blocks} blocks take {cost} bytes, the device has {free_bytes} free")
+    return blocks
+
+
+def _real_bytes(settings: Settings, block_bytes: int) -> int:
+    """Without a model a block costs only its entry in the pool and a fingerprint a slot."""
+    return block_bytes if settings.executor.name == "torch" else 256 + 8 * settings.block_size
+
+
+def _num_host_blocks(settings: Settings, bytes_per_token: int, free_bytes: int) -> int:
+    """The swap space in blocks: none without swapping, else one at least, and no more than there is memory for."""
+    choice = settings.preemption
+    if not PREEMPTIONS[choice.name].needs_host:
+        return 0
+    block_bytes = settings.block_size * bytes_per_token
+    if choice.swap_num_blocks is not None:
+        blocks, said = int(choice.swap_num_blocks), f"preemption.swap_num_blocks={choice.swap_num_blocks}"
+    else:
+        text = choice.swap_space or DEFAULT_SWAP_SPACE
+        blocks, said = parse_bytes(text, "preemption.swap_space") // block_bytes, f"preemption.swap_space={text}"
+    if blocks < 1:
+        raise ConfigError(
+            f"{said}: less than one block of {settings.block_size} slots, which takes {block_bytes} bytes"
+        )
+    if settings.executor.name == "simulated":
+        return blocks
+    cost = blocks * _real_bytes(settings, block_bytes)
+    if cost > free_bytes:
+        raise ConfigError(f"{said}: {blocks} blocks take {cost} bytes, the host has {free_bytes} free")
     return blocks
 
 
@@ -241,7 +275,8 @@ def run(
             if lab is not None:
                 lab.executor.close()
         num_blocks = lab.scheduler.allocator.pool.num_blocks if lab else 0
-        summary = summarize(recorder, num_blocks, settings.block_size, status) | labels(settings, lab)
+        host_blocks = lab.executor.num_host_blocks if lab else 0
+        summary = summarize(recorder, num_blocks, settings.block_size, status, host_blocks) | labels(settings, lab)
         if failure is not None:
             summary["error"] = f"{type(failure).__name__}: {failure}"
         summary = redact(summary)

@@ -123,6 +123,34 @@ class PreemptionSettings:
 
 
 @dataclass
+class SwapSettings:
+    """The host pool is swap_space (a number, or text like 512MiB) or swap_num_blocks; neither is 1 GiB."""
+
+    name: str
+    victim: str
+    swap_space: Optional[str]
+    swap_num_blocks: Optional[int]
+
+
+@dataclass
+class AdaptiveSettings:
+    """cost: measured in the run so far, or model: what follows alone. Until something is measured it holds as well.
+
+    token_s, pair_s: seconds to compute a token again, and each pair of a token and one before it. bytes_per_s: of
+    copies to the host, and from it. The rest as for swap.
+    """
+
+    name: str
+    victim: str
+    swap_space: Optional[str]
+    swap_num_blocks: Optional[int]
+    cost: str
+    token_s: float
+    pair_s: float
+    bytes_per_s: float
+
+
+@dataclass
 class SamplingSettings:
     """n: outputs of each request, each sampled by a seed of its own. best_of: sample so many and answer with the n most
     likely; null is n. beam_width above 1: beam search. Its beams are scored by log probability / length **
@@ -265,7 +293,8 @@ class TorchExecutorSettings:
 
 @dataclass
 class FingerprintExecutorSettings:
-    """A fake forward on a virtual clock: a step costs step_s + tokens x token_s + copied blocks x copy_s seconds."""
+    """A fake forward on a virtual clock: a step costs step_s + tokens x token_s + copied blocks x copy_s + blocks moved
+    to or from the host x swap_s seconds."""
 
     name: str
     vocab_size: int
@@ -273,6 +302,7 @@ class FingerprintExecutorSettings:
     step_s: float
     token_s: float
     copy_s: float
+    swap_s: float = 0.0
 
 
 @dataclass
@@ -401,7 +431,7 @@ class Settings:
     kernel: KernelSettings
     allocator: AllocatorSettings
     scheduler: SchedulerSettings
-    preemption: PreemptionSettings
+    preemption: Any
     sampling: SamplingSettings
     prefix_cache: Any
     eviction: Any
@@ -448,6 +478,7 @@ OPTIONS: dict[str, dict[str, type]] = {
         **dict.fromkeys(("azure", "burstgpt", "token_counts", "request_lines"), TraceSettings),
         "mooncake": BlockTraceSettings,
     },
+    "preemption": {"recompute": PreemptionSettings, "swap": SwapSettings, "adaptive": AdaptiveSettings},
     "prefix_cache": {
         "none": NameOnlySettings,
         **dict.fromkeys(("hash_chain", "radix"), PrefixCacheSettings),

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagedlab.allocator.base import ALLOCATORS
+from pagedlab.allocator.base import ALLOCATORS, Allocator
+from pagedlab.allocator.caching_pool import CachingPool
+from pagedlab.allocator.host import Host
+from pagedlab.allocator.paged import PagedAllocator
 from pagedlab.allocator.pool import BlockPool
+from pagedlab.allocator.prefixes import Prefixes
 from pagedlab.core.request import Completion, Request, SamplingParams
 from pagedlab.engine import serve
+from pagedlab.eviction.leaf_first import LeafFirst
 from pagedlab.executor.base import CachePlan
 from pagedlab.executor.fingerprint import FingerprintExecutor, fingerprint, log_probs, next_token
 from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
+from pagedlab.prefix_cache.base import PREFIX_CACHES
+from pagedlab.prefix_cache.digest import Digest
 from pagedlab.recorder.recorder import Recorder
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.order.base import ORDERS
 from pagedlab.scheduler.scheduler import Scheduler
-from pagedlab.settings import FingerprintExecutorSettings
+from pagedlab.settings import AdaptiveSettings, FingerprintExecutorSettings
 from tests.engine.beam_oracle import naive_beams
+from tests.eviction.lab import policy
 
 VOCAB = 50
+BLOCK_BYTES = 1000
+# A token again costs as much as 100 bytes out and in: with the blocks of 4 of most tests swapping is the cheaper of the
+# two for a context of more than two tokens or so, until something else is measured.
+ADAPTIVE = AdaptiveSettings("adaptive", "last_arrived", None, None, "measured", 1e-3, 0.0, 2e5)
 
 
 def request(prompt, new, id=0, arrival=0.0, true=None, **sampling):
@@ -42,24 +54,61 @@ def make_scheduler(
     max_num_seqs=16,
     max_model_len=None,
     foretold=None,
+    preemption="recompute",
+    host_blocks=None,
+    **cache,
 ):
-    a = ALLOCATORS[allocator](BlockPool(num_blocks, block_size), max_model_len or num_blocks * block_size)
+    """host_blocks: of the host pool, as many as the device has unless given; a block is BLOCK_BYTES to a policy that
+    counts. cache: as `caching_allocator` takes it, prefix_cache= among them; without that there is none."""
+    longest = max_model_len or num_blocks * block_size
+    if cache:
+        assert allocator == "paged"
+        a: Allocator = caching_allocator(num_blocks, block_size, longest, **cache)
+    else:
+        a = ALLOCATORS[allocator](BlockPool(num_blocks, block_size), longest)
+    if PREEMPTIONS[preemption].needs_host:
+        a.host = Host(num_blocks if host_blocks is None else host_blocks, block_size, BLOCK_BYTES)
     return Scheduler(
         a,
         ORDERS[order](0),
         ADMISSIONS[admission](a, watermark),
         BATCHINGS[batching](tokens),
-        PREEMPTIONS["recompute"](a),
+        PREEMPTIONS[preemption](a, ADAPTIVE),
         VICTIMS[victim](a),
         max_num_seqs,
         foretold,
     )
 
 
-def make_executor(scheduler, eos=None, step_s=0.01, token_s=0.0, copy_s=0.0):
+def caching_allocator(
+    num_blocks,
+    block_size,
+    max_model_len,
+    prefix_cache,
+    eviction="lru",
+    leaf_first=True,
+    hash_bits=128,
+    pin_blocks=0,
+    seed=0,
+):
+    """eviction: by its configured settings. hash_bits: few of them make blocks of different content share a key."""
+    chooser = policy(eviction, num_blocks, seed)
+    pool = CachingPool(num_blocks, block_size, LeafFirst(chooser) if leaf_first else chooser)
+    index = PREFIX_CACHES[prefix_cache](block_size, Digest(bits=hash_bits))
+    return PagedAllocator(pool, max_model_len, Prefixes(index, pool, pin_blocks))
+
+
+def make_executor(scheduler, eos=None, step_s=0.01, token_s=0.0, copy_s=0.0, swap_s=0.0):
     a = scheduler.allocator
-    settings = FingerprintExecutorSettings("fingerprint", VOCAB, eos, step_s, token_s, copy_s)
-    plan = CachePlan(lambda free: a.pool.num_blocks, a.pool.block_size, scheduler.max_num_seqs, a.max_model_len)
+    settings = FingerprintExecutorSettings("fingerprint", VOCAB, eos, step_s, token_s, copy_s, swap_s)
+    on_host = a.host.pool.num_blocks if a.host else 0
+    plan = CachePlan(
+        lambda free: a.pool.num_blocks,
+        a.pool.block_size,
+        scheduler.max_num_seqs,
+        a.max_model_len,
+        lambda free: on_host,
+    )
     return FingerprintExecutor(settings, plan)
 
 
@@ -68,7 +117,9 @@ def run(requests, num_blocks, block_size=4, eos=None, **choices):
     scheduler = make_scheduler(num_blocks, block_size, **choices)
     recorder = Recorder()
     serve(requests, scheduler, make_executor(scheduler, eos), recorder, audit_every=1)
-    assert scheduler.allocator.pool.num_free == num_blocks, "blocks leaked"
+    pool = scheduler.allocator.pool
+    assert pool.num_free + pool.num_idle == num_blocks, "blocks leaked"
+    assert scheduler.allocator.host_blocks == 0, "host blocks leaked"
     return recorder, scheduler
 
 

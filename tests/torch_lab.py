@@ -92,11 +92,13 @@ def with_answers(model: PreTrainedModel, shape: ModelShape, sizes: list[tuple[in
     return Served(model, shape, requests, [generate(model, r.prompt, r.max_tokens) for r in requests])
 
 
-def make_torch_executor(model, shape, num_blocks, block_size, kernel="torch", max_num_seqs=16, max_model_len=100):
+def make_torch_executor(
+    model, shape, num_blocks, block_size, kernel="torch", max_num_seqs=16, max_model_len=100, host_blocks=0
+):
     """An executor whose cache is NaN throughout: a slot that is read before it was written shows in the tokens."""
-    plan = CachePlan(lambda free: num_blocks, block_size, max_num_seqs, max_model_len)
+    plan = CachePlan(lambda free: num_blocks, block_size, max_num_seqs, max_model_len, lambda free: host_blocks)
     executor = TorchExecutor(model, shape, KERNELS[kernel](), plan)
-    for cache in executor.k_cache + executor.v_cache:
+    for cache in executor.k_cache + executor.v_cache + executor.host_cache:
         cache.fill_(float("nan"))
     return executor
 
@@ -106,13 +108,25 @@ def run_model(
 ) -> Recorder:
     """Serve with every invariant checked after every step, as `tests.lab.run` does over the fingerprint executor."""
     scheduler = make_scheduler(num_blocks, block_size, max_model_len=max_model_len, **choices)
-    executor = make_torch_executor(model, shape, num_blocks, block_size, kernel, scheduler.max_num_seqs, max_model_len)
+    host = scheduler.allocator.host
+    executor = make_torch_executor(
+        model,
+        shape,
+        num_blocks,
+        block_size,
+        kernel,
+        scheduler.max_num_seqs,
+        max_model_len,
+        host.pool.num_blocks if host else 0,
+    )
     recorder = Recorder()
     try:
         serve(requests, scheduler, executor, recorder, audit_every=1)
     finally:
         executor.close()
-    assert scheduler.allocator.pool.num_free == num_blocks, "blocks leaked"
+    pool = scheduler.allocator.pool
+    assert pool.num_free + pool.num_idle == num_blocks, "blocks leaked"
+    assert scheduler.allocator.host_blocks == 0, "host blocks leaked"
     assert [seq.refusal for seq in recorder.sequences if seq.status is Status.REFUSED] == []
     return recorder
 

@@ -8,10 +8,11 @@ last block is ever copied, and the last that maps it writes in place.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pagedlab.allocator.host import Host
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.core.errors import InvariantError, OutOfBlocks
 from pagedlab.core.registry import Registry
@@ -68,6 +69,16 @@ class Grant:
     copies: list[tuple[int, int]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a request that was swapped out gets back, for each of its sequences. pairs: (host block, block) to be copied
+    before the step. attached: blocks that need no copy, since a prefix cache has their content still."""
+
+    grants: dict[Key, Grant]
+    pairs: list[tuple[int, int]]
+    attached: int
+
+
 @dataclass(slots=True)
 class Holding:
     """What one sequence holds. promised: slots it may fill without asking again; entered: the promise at admission.
@@ -100,6 +111,8 @@ class Allocator(ABC):
         self.pool = pool
         self.max_model_len = max_model_len
         self.holdings: dict[Key, Holding] = {}
+        self.host: Host | None = None
+        """Where requests are swapped out to, if they are."""
         self._tokens = 0  # slots of the pool, shared ones once
         self._promised = 0
         self._table_entries = 0
@@ -156,13 +169,57 @@ class Allocator(ABC):
         if seq.key in self.holdings:
             raise InvariantError(f"sequence {seq.key} is admitted twice")
         grants = self._blocks_at_admission(seq)
+        self._enter(grants)
+        return grants[seq.key]
+
+    def _enter(self, grants: dict[Key, Grant]) -> None:
         for key, grant in grants.items():
             # `entered` is what it may come to waste: what it shares it did not ask for.
             self.holdings[key] = Holding(list(grant.table), grant.promised, grant.promised, grant.filled)
             self._table_entries += len(grant.table)
             self._promised += grant.promised - grant.shared
             self._tokens += grant.filled - grant.shared
-        return grants[seq.key]
+
+    def swap_out(self, request: Sequence, copied: Mapping[int, int]) -> list[tuple[int, int]] | None:
+        """Move all that a running request has computed to the host, and release its blocks. copied: of the blocks that
+        it was to get as copies in the step being planned, destination to source: their content still lies there.
+
+        Returns (block, host block), each block once, however many of its sequences share it; None, and nothing
+        changed, where the host has no room. What a prefix cache has is copied as well, since it may be evicted before
+        the request returns: making room is why that leaves.
+        """
+        host, size = self._need_host(), self.pool.block_size
+        tables = {}
+        for part in request.feeding:
+            computed = self.holdings[part.key].table[: blocks_for(part.computed, size)]
+            tables[part.key] = [copied.get(block, block) for block in computed]
+        pairs = host.store(request.id, tables)
+        if pairs is not None:
+            for part in request.parts:
+                self.release(part.key)
+        return pairs
+
+    def restore(self, request: Sequence) -> Restored:
+        """Give a request that was swapped out its blocks back, shared as they were; one that has not forked also those
+        for every token known so far. OutOfBlocks changes nothing."""
+        raise InvariantError(f"request {request.id} was never swapped out: its blocks are a reservation")
+
+    def is_swapped(self, request: Sequence) -> bool:
+        return self.host is not None and request.id in self.host.tables
+
+    def forget(self, request: Sequence) -> None:
+        """A request that was swapped out does not come back."""
+        self._need_host().forget(request.id)
+
+    @property
+    def host_blocks(self) -> int:
+        """Blocks of the host pool that are in use, those included that a step being planned reads."""
+        return self.host.pool.num_held if self.host is not None else 0
+
+    def _need_host(self) -> Host:
+        if self.host is None:
+            raise InvariantError("nothing can be swapped out: there is no host pool")
+        return self.host
 
     def time(self, now_s: float) -> None:  # noqa: B027 - of use to a policy that knows seconds
         """It is now_s seconds after the start, of which a step is planned."""
@@ -179,8 +236,11 @@ class Allocator(ABC):
     def settle(self, seq: Sequence) -> None:  # noqa: B027
         """A sequence is about to be released, and computes nothing more before."""
 
-    def step_over(self) -> None:  # noqa: B027
-        """A step has been executed, its copies included."""
+    def step_over(self) -> None:
+        """A step has been executed, what it moved included."""
+        self.pool.lift_fences()
+        if self.host is not None:
+            self.host.pool.lift_fences()
 
     def grow(self, key: Key, num_tokens: int) -> list[int] | None:
         """The sequence is about to hold `num_tokens` tokens. Returns the blocks added to the end of its table (often
@@ -282,6 +342,8 @@ class Allocator(ABC):
         """Check every invariant from scratch; InvariantError names the first that does not hold."""
         size = self.pool.block_size
         self.pool.audit([h.table for h in self.holdings.values()])
+        if self.host is not None:
+            self.host.audit()
         for seq_id, h in self.holdings.items():
             if len(set(h.table)) != len(h.table):
                 raise InvariantError(f"sequence {seq_id} maps a block twice: {h.table}")

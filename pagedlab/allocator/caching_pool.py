@@ -26,7 +26,6 @@ class CachingPool(BlockPool):
         self._blocks: dict[int, int] = {}  # by key
         self._idle: set[int] = set()
         self._pinned: set[int] = set()
-        self._fenced: set[int] = set()
         self.evictions = 0
 
     @property
@@ -70,7 +69,7 @@ class CachingPool(BlockPool):
         for block in blocks:
             key = self._keys[block]
             if self.ref[block] == 0:
-                if self._may_go(block):
+                if self.may_go(block):
                     self.eviction.withdraw(key)
                 self._idle.remove(block)
             self.ref[block] += 1
@@ -81,8 +80,8 @@ class CachingPool(BlockPool):
         self._pinned.update(blocks)
 
     def fence(self, block: int) -> None:
-        """This cached block is read in the step being planned, by a copy, without being held: it stays until then."""
-        if self._may_go(block):
+        """Cached and held by nobody, it is kept as well."""
+        if self.may_go(block):
             self.eviction.withdraw(self._keys[block])
         self._fenced.add(block)
 
@@ -90,10 +89,12 @@ class CachingPool(BlockPool):
         """The step is over."""
         fenced, self._fenced = self._fenced, set()
         for block in fenced:
-            if self._may_go(block):
+            if self.may_go(block):
                 self.eviction.offer(self._keys[block])
+            elif self._waits(block):
+                self._let_go(block)
 
-    def _may_go(self, block: int) -> bool:
+    def may_go(self, block: int) -> bool:
         """Whether the policy has, or is to have, the block on offer."""
         return block in self._idle and block not in self._pinned and block not in self._fenced
 
@@ -112,25 +113,27 @@ class CachingPool(BlockPool):
                     self.eviction.forget(key)
                 if block in self._idle:
                     self._idle.remove(block)
-                    self._free[block] = None
+                    self._let_go(block)
         return super().allocate(n)
 
-    def _let_go(self, blocks: list[int]) -> None:
-        for block in blocks:
-            key = self._keys.get(block)
-            if key is None:
-                self._free[block] = None
-                continue
-            self._idle.add(block)
-            self.eviction.free(key)
-            if self._may_go(block):
-                self.eviction.offer(key)
+    def _let_go(self, block: int) -> None:
+        key = self._keys.get(block)
+        if key is None:
+            super()._let_go(block)
+            return
+        self._idle.add(block)
+        self.eviction.free(key)
+        if self.may_go(block):
+            self.eviction.offer(key)
+
+    def _waits(self, block: int) -> bool:
+        return super()._waits(block) and block not in self._idle
 
     def _audit_unheld(self, block: int) -> None:
-        if (block in self._idle) == (block in self._free):
-            raise InvariantError(
-                f"block {block} has no references: free {block in self._free}, idle {block in self._idle}"
-            )
+        if block not in self._idle:
+            super()._audit_unheld(block)
+        elif block in self._free:
+            raise InvariantError(f"block {block} has no references: free and idle")
         if block in self._idle and block not in self._keys:
             raise InvariantError(f"block {block} is idle without content")
         if block in self._free and block in self._keys:
@@ -143,7 +146,7 @@ class CachingPool(BlockPool):
             raise InvariantError("keys of blocks and blocks of keys differ")
         if not self._pinned <= self._keys.keys():
             raise InvariantError(f"blocks {sorted(self._pinned - self._keys.keys())} are pinned and not cached")
-        may_go = sum(map(self._may_go, self._idle))
+        may_go = sum(map(self.may_go, self._idle))
         if self.eviction.num_offered != may_go:
             raise InvariantError(
                 f"{self.eviction.num_offered} blocks may be evicted, {may_go} are idle, neither pinned nor fenced"

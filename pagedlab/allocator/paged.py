@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagedlab.allocator.base import ALLOCATORS, Allocator, Grant, Holding, Sharing, blocks_for
+from pagedlab.allocator.base import ALLOCATORS, Allocator, Grant, Holding, Restored, Sharing, blocks_for
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.allocator.prefixes import Prefixes
 from pagedlab.core.errors import InvariantError, OutOfBlocks
 from pagedlab.core.request import Key, Request, Sequence
-from pagedlab.prefix_cache.base import Match
+from pagedlab.prefix_cache.base import Match, Node
 
 
 @ALLOCATORS.register("paged")
@@ -40,6 +40,8 @@ class PagedAllocator(Allocator):
         return shared + request.width * (blocks_for(request.max_slots, self.pool.block_size) - shared)
 
     def can_admit(self, seq: Sequence, keep_free: int = 0) -> bool:
+        if self.is_swapped(seq):
+            return self._blocks_to_return(seq) + keep_free <= self.pool.num_available
         if self.prefixes is None:
             return self._blocks_to_begin(seq) + keep_free <= self.pool.num_available
         return self._affordable(self.prefixes, seq, self._blocks_to_begin(seq) + keep_free) is not None
@@ -61,7 +63,62 @@ class PagedAllocator(Allocator):
         super().fill(count)
         self._promised += count  # nothing was promised beyond the tokens known
 
+    def _blocks_to_return(self, request: Sequence) -> int:
+        """How many of the available blocks it takes to restore a request and to feed all that it knows."""
+        tables = self._need_host().tables[request.id]
+        if request.forked:
+            size, blocks = self.pool.block_size, len(self._need_host().blocks(request.id))
+            tails = [tables[part.key][-1] for part in request.parts if part.computed % size]
+            blocks += len(tails) - len(set(tails))  # each but the last that writes to a shared block gets a copy
+            blocks += sum(blocks_for(part.num_tokens, size) - len(tables[part.key]) for part in request.parts)
+        else:
+            blocks = self._blocks_to_begin(request)
+        if self.prefixes is None:
+            return blocks
+        nodes = list({node.block: node for node in self._attachable(request).values()}.values())
+        return blocks - len(nodes) + self.prefixes.idle(Match(nodes))
+
+    def _attachable(self, request: Sequence) -> dict[int, Node]:
+        """Host block -> where its content is cached still."""
+        if self.prefixes is None:
+            return {}
+        found: dict[int, Node] = {}
+        for part in request.feeding:
+            table = self._need_host().tables[request.id][part.key]
+            nodes = self.prefixes.match(part).nodes[: part.computed // self.pool.block_size]
+            found.update(zip(table, nodes, strict=False))
+        return found
+
+    def restore(self, request: Sequence) -> Restored:
+        if (blocks := self._blocks_to_return(request)) > self.pool.num_available:
+            raise OutOfBlocks(f"{blocks} blocks asked, {self.pool.num_available} free or evictable")
+        size, pool, attached = self.pool.block_size, self.pool, self._attachable(request)
+        counted = {node.block for node in attached.values() if pool.ref[node.block]}  # by those that hold them
+        tables = self._need_host().take_back(request.id)
+        place = {block: node.block for block, node in attached.items()}
+        for part in request.feeding:  # before anything is handed out: what is idle could be evicted for it
+            if self.prefixes is not None:
+                self.prefixes.attach(part, [attached[block] for block in tables[part.key] if block in attached])
+        moved = list(dict.fromkeys(b for table in tables.values() for b in table if b not in attached))
+        place |= zip(moved, pool.allocate(len(moved)), strict=True)
+        seen: set[int] = set()
+        grants = {}
+        for part in request.feeding:
+            table = [place[block] for block in tables[part.key]]
+            again = [block for block in tables[part.key] if block in seen and block not in attached]
+            pool.retain([place[block] for block in again])
+            seen.update(tables[part.key])
+            promised = part.computed if request.forked else part.num_tokens
+            table += pool.allocate(blocks_for(promised, size) - len(table))
+            shared = sum(min(size, promised - i * size) for i, block in enumerate(table) if block in counted)
+            counted.update(table)
+            grants[part.key] = Grant(table, promised, part.computed, shared)
+        self._enter(grants)
+        return Restored(grants, [(block, place[block]) for block in moved], len(set(place) - set(moved)))
+
     def cached_tokens(self, seq: Sequence) -> int:
+        if self.is_swapped(seq):
+            return 0
         return self.prefixes.match(seq).num_tokens(self.pool.block_size) if self.prefixes is not None else 0
 
     def _blocks_to_begin(self, seq: Sequence) -> int:
@@ -108,10 +165,6 @@ class PagedAllocator(Allocator):
         if self.prefixes is not None and (holding := self.holdings.get(seq.key)) is not None:
             # In the middle of a step the last block may be waiting for the copy of what it is to hold.
             self.prefixes.settle(seq, holding.table, tail=holding.tokens == seq.computed)
-
-    def step_over(self) -> None:
-        if self.prefixes is not None:
-            self.prefixes.pool.lift_fences()
 
     def audit(self) -> None:
         super().audit()

@@ -19,6 +19,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.ref = [0] * num_blocks
+        self._fenced: set[int] = set()
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._owed = 0
 
@@ -102,19 +103,30 @@ class BlockPool:
             for block, times in Counter(ids).items():
                 if self.ref[block] < times:
                     raise InvariantError(f"block {block} is released {times} times with {self.ref[block]} references")
-        freed, ref = [], self.ref
+        freed, ref = 0, self.ref
         for block in reversed(ids):
             ref[block] -= 1
             if ref[block] == 0:
-                freed.append(block)
-        self._let_go(freed)
-        return len(freed)
+                self._let_go(block)
+                freed += 1
+        return freed
 
-    def _let_go(self, blocks: list[int]) -> None:
-        """Nobody holds them any more."""
-        free = self._free
-        for block in blocks:
-            free[block] = None
+    def fence(self, block: int) -> None:
+        """The step being planned reads this block, or writes to it, whoever holds it: it is handed out to nobody until
+        the step is over, were it released before."""
+        self._fenced.add(block)
+
+    def lift_fences(self) -> None:
+        """The step is over."""
+        fenced, self._fenced = self._fenced, set()
+        for block in fenced:
+            if self._waits(block):
+                self._let_go(block)
+
+    def _let_go(self, block: int) -> None:
+        """Nobody holds it any more."""
+        if block not in self._fenced:
+            self._free[block] = None
 
     def audit(self, tables: Seq[Seq[int]]) -> None:
         """Every block is either free or held, and held exactly as often as `tables` map it."""
@@ -128,11 +140,19 @@ class BlockPool:
                 raise InvariantError(f"block {block}: {self.ref[block]} references, and free")
         if self._owed:
             raise InvariantError(f"{self._owed} blocks are owed to nobody")
-        if self.num_free + self.num_idle + len(mapped) != self.num_blocks:
+        waiting = sum(self._waits(block) for block in self._fenced)
+        if self.num_free + self.num_idle + waiting + len(mapped) != self.num_blocks:
             raise InvariantError(
-                f"{self.num_free} free + {self.num_idle} idle + {len(mapped)} held != {self.num_blocks} blocks"
+                f"{self.num_free} free + {self.num_idle} idle + {waiting} fenced + {len(mapped)} held "
+                f"!= {self.num_blocks} blocks"
             )
 
+    def _waits(self, block: int) -> bool:
+        """Whether a fenced block is free as soon as the step is over."""
+        return self.ref[block] == 0 and block not in self._free
+
     def _audit_unheld(self, block: int) -> None:
-        if block not in self._free:
-            raise InvariantError(f"block {block}: no references, and not free")
+        if (block in self._free) == (block in self._fenced):
+            raise InvariantError(
+                f"block {block}: no references, free {block in self._free}, fenced {block in self._fenced}"
+            )

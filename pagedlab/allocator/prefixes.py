@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from pagedlab.allocator.caching_pool import CachingPool
@@ -9,6 +10,10 @@ from pagedlab.core.errors import InvariantError
 from pagedlab.core.request import Sequence
 from pagedlab.eviction.base import Entry, Retention
 from pagedlab.prefix_cache.base import Match, Node, PrefixCache
+
+# Of the blocks that were evicted so many are remembered, should they be asked for again: at least, and times the pool.
+_REMEMBERED = 65536
+_REMEMBERED_POOLS = 16
 
 
 @dataclass(slots=True)
@@ -37,7 +42,7 @@ class Prefixes:
         self.pool = pool
         self.pin_blocks = pin_blocks
         self.counts = PrefixCounts()
-        self._evicted: set[int] = set()
+        self._evicted: OrderedDict[int, None] = OrderedDict()  # the last so many, the latest at the end
         self._memo: tuple[Sequence | None, int, int, Match] = (None, -1, -1, Match([]))
         pool.evicted = self._on_evicted
 
@@ -51,7 +56,7 @@ class Prefixes:
     def idle(self, match: Match) -> int:
         """How many of the blocks that a match would hold count as available as long as nobody takes them."""
         nodes = [*match.nodes, match.partial] if match.partial else match.nodes
-        return sum(self.pool.ref[node.block] == 0 and not self.pool.is_pinned(node.block) for node in nodes)
+        return sum(map(self.pool.may_go, [node.block for node in nodes]))
 
     def take(self, seq: Sequence, match: Match) -> list[int]:
         """Hold what was matched. Returns the shared blocks."""
@@ -61,11 +66,13 @@ class Prefixes:
         self.pool.hold(blocks, retention)
         if match.partial is not None:
             self.pool.fence(match.partial.block)
+            self.pool.eviction.hit(match.partial.key, retention)
         size = self.index.block_size
         for block in range(len(blocks), seq.num_tokens // size):
             key = self.index.key(seq, block)
             counts.regretted += key in self._evicted
-            self.pool.eviction.miss(key)
+            if key not in self.index.nodes:  # as the last block of a text that is cached whole
+                self.pool.eviction.miss(key)
         chain = self.index.chain(seq)
         chain.nodes = list(match.nodes)
         counts.queried += seq.num_tokens
@@ -75,6 +82,11 @@ class Prefixes:
         if request.pin_tokens:
             self._pin(request.pin_tokens, match.nodes)
         return blocks
+
+    def attach(self, seq: Sequence, nodes: list[Node]) -> None:
+        """A sequence that comes back holds these again, its first blocks. It was counted when it was admitted."""
+        self.pool.hold([node.block for node in nodes], self._retention(seq))
+        self.index.chain(seq).nodes = list(nodes)
 
     def publish(self, seq: Sequence, table: list[int]) -> bool:
         """What the sequence has computed is final: its full blocks can be found from now on, up to the first whose
@@ -117,7 +129,7 @@ class Prefixes:
         node = index.insert(key, parent, tokens, place)
         if node is None:
             return None
-        self._evicted.discard(key)
+        self._evicted.pop(key, None)
         entry = Entry(parent.key if parent.depth >= 0 else None, node.depth, node.num_tokens)
         end = node.depth * index.block_size + node.num_tokens
         pinned = end <= seq.request.pin_tokens and self.pool.num_pinned < self.pin_blocks
@@ -141,7 +153,10 @@ class Prefixes:
     def _on_evicted(self, key: int) -> list[int]:
         gone = [node.key for node in self.index.remove(self.index.nodes[key])]
         self.counts.evictions += len(gone)
-        self._evicted.update(gone)
+        for left in gone:
+            self._evicted[left] = None
+        while len(self._evicted) > max(_REMEMBERED, _REMEMBERED_POOLS * self.pool.num_blocks):
+            self._evicted.popitem(last=False)
         return gone
 
     def audit(self) -> None:

@@ -117,6 +117,13 @@ def memory_table(s: dict[str, Any]) -> Table:
     if s["prefix_queried_tokens"]:
         left.append(("prefix cache: hit, of known tokens", "prefix_hit_rate"))
         right.append(("hit tokens, lost to block size", f"{s['prefix_hit_tokens']}, {s['prefix_lost_tokens']}"))
+    if s["swaps"] or s["swap_fallbacks"]:
+        left.append(("of the host pool, in use", "host_used_fraction"))
+        right.append(("swaps, fallbacks", f"{s['swaps']}, {s['swap_fallbacks']}"))
+        left.append(("of the host pool, peak", "host_used_fraction_peak"))
+        right.append(("MiB out, in", f"{s['swapped_out_bytes'] / 2**20:.1f}, {s['swapped_in_bytes'] / 2**20:.1f}"))
+        left.append(("recomputed, of fed tokens", "recompute_tax"))
+        right.append(("seconds out, in", f"{s['swap_out_s']:.3f}, {s['swap_in_s']:.3f}"))
     for (label, key), (name, value) in zip(left, right, strict=True):
         table.add_row(label, f"{100 * s[key]:.2f} %", "", name, value)
     return table
@@ -164,6 +171,9 @@ def verdict(s: dict[str, Any]) -> str:
             f"; the pool ran out {s['preemptions']} time{'' if s['preemptions'] == 1 else 's'}, "
             f"which cost {s['recomputed_tokens']} tokens computed twice"
         )
+        if s["swaps"]:
+            moved = (s["swapped_out_bytes"] + s["swapped_in_bytes"]) / 2**20
+            text += f" and {moved:.0f} MiB moved in {s['swap_out_s'] + s['swap_in_s']:.2f} s"
     elif s["memory_blocked_fraction"]:
         text += f"; for {100 * s['memory_blocked_fraction']:.0f} % of the time requests waited for memory"
     else:

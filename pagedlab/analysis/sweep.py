@@ -32,6 +32,8 @@ _COLUMNS = {
     "prefix_hit_rate": "prefix hits",
     "ttft_s_mean": "TTFT, mean",
     "preemptions": "preemptions",
+    "recompute_tax": "recomputed",
+    "swapped_bytes": "swapped",
     "refused": "refused",
 }
 
@@ -103,6 +105,7 @@ def _table(rows: list[dict[str, Any]], axes: list[str], baseline: dict[str, Any]
         table.add_column(escape(axis))
     sharing = any(row["prefix_hit_rate"] for row in rows)
     seldom = {"blocks_saved_fraction": any(row["blocks_saved_fraction"] for row in rows)}
+    seldom |= dict.fromkeys(("recompute_tax", "swapped_bytes"), any(row["swapped_bytes"] for row in rows))
     seldom |= dict.fromkeys(("prefix_hit_rate", "ttft_s_mean"), sharing)
     shown = [key for key in _COLUMNS if seldom.get(key, True)]
     for key in shown:
@@ -118,8 +121,10 @@ def _table(rows: list[dict[str, Any]], axes: list[str], baseline: dict[str, Any]
 def _cell(key: str, value: float | None) -> str:
     if value is None:
         return "-"
-    if key.endswith(("fraction", "when_full", "rate")):
+    if key.endswith(("fraction", "when_full", "rate", "tax")):
         return f"{100 * value:.1f} %"
+    if key.endswith("bytes"):
+        return f"{value / 2**20:.0f} MiB"
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 

@@ -53,13 +53,35 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """One preemption: who lost its blocks, for whom, why, and what it cost."""
+    """One preemption: who lost its blocks, for whom, why, and what it cost.
+
+    kind: recompute, or swap: bytes_moved were copied to the host, in blocks_moved blocks. fallback: it was to be a
+    swap, and the host had no room. swap_estimate_s, recompute_estimate_s: what each was expected to cost, by a policy
+    that compares them.
+    """
 
     victim: int
     beneficiary: int
     reason: str
     blocks_freed: int
     tokens_lost: int
+    kind: str = "recompute"
+    blocks_moved: int = 0
+    bytes_moved: int = 0
+    fallback: bool = False
+    swap_estimate_s: float | None = None
+    recompute_estimate_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A swapped request that is back. blocks_moved, bytes_moved: from the host. blocks_attached: found in the prefix
+    cache instead."""
+
+    request_id: int
+    blocks_moved: int
+    bytes_moved: int
+    blocks_attached: int
 
 
 @dataclass(slots=True)
@@ -80,8 +102,15 @@ class Together:
 
 @dataclass(slots=True)
 class Plan:
-    """One step. Deltas of the block tables come in the order released, forked, admitted, grown; then the blocks are
-    copied, no destination of which is a source or comes twice; then the work is run.
+    """One step. Deltas of the block tables come in the order released, forked, admitted, grown. Then blocks are moved:
+
+    1. swapped_out, (block, host block): of preempted requests. First, since what they leave may be overwritten from
+       here on, by whoever the step gives it to.
+    2. swapped_in, (host block, block): of requests that return. No host block is a destination of 1.
+    3. copies, also of what has just come back.
+
+    No destination comes twice, of 2 and 3 together, and within one of the three no block is source and destination:
+    each of them may be done in any order. Then the work is run.
 
     batch: the sequences that run. num_tokens[i]: tokens that batch[i] feeds, starting at its `computed`; they sum
     to total_tokens.
@@ -94,7 +123,10 @@ class Plan:
     admitted: list[Admission] = field(default_factory=list)
     grown: list[Growth] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
+    swapped_out: list[tuple[int, int]] = field(default_factory=list)
+    swapped_in: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Preemption] = field(default_factory=list)
+    returned: list[Return] = field(default_factory=list)
     batch: list[Sequence] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     memory_blocked: bool = False
@@ -141,7 +173,8 @@ class Outcome:
     """What a step did.
 
     tokens[i]: the token sampled for batch[i], or -1 where it sampled none. finish[i]: "stop" (end-of-sequence),
-    "length", or None to go on. seconds: how long it took, on the executor's clock, copy_s of them for the copies.
+    "length", or None to go on. seconds: how long it took, on the executor's clock, copy_s of them for the copies,
+    swap_out_s and swap_in_s for what went to the host and came back.
     choices: for each batch[i] of a request of several outputs that sampled. Of a trunk: one for each branch; of a
     branch: its token; of a beam search: the best candidates, best first, at least 2 x beam_width, of which tokens[i]
     is the first. ended: of the sequences that advanced together, those that ended, by length.
@@ -153,6 +186,12 @@ class Outcome:
     choices: dict[int, list[Choice]] = field(default_factory=dict)
     copy_s: float = 0.0
     ended: list[Sequence] = field(default_factory=list)
+    swap_out_s: float = 0.0
+    swap_in_s: float = 0.0
+
+    @property
+    def swap_s(self) -> float:
+        return self.swap_out_s + self.swap_in_s
 
 
 @dataclass(slots=True)

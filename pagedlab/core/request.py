@@ -120,8 +120,9 @@ class Sequence:
     """A request being served. Owned by the scheduler; everybody else only reads it.
 
     row: its row in the executor's block table while it runs, else -1.
-    computed: tokens whose KV is in the cache.
+    computed: tokens whose KV is in the cache, or on the host while it is swapped out.
     output: generated token ids. A preempted sequence keeps its output and feeds it again.
+    swapped: it waits, and its KV lies on the host.
     slots_unused: of its last stay in the pool, slots it was promised and never filled.
 
     A request of several outputs has a sequence for itself, the trunk, and one for each output, its branches. The
@@ -140,6 +141,7 @@ class Sequence:
     trunk: Sequence | None = None
     branches: list[Sequence] = field(default_factory=list)
     forked: bool = False
+    swapped: bool = False
     answer: list[Completion] = field(default_factory=list)
     # What a prefix cache knows of it.
     chain: Any = None

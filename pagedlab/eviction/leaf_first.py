@@ -17,8 +17,8 @@ class LeafFirst(Eviction):
 
     Idle is what the owner has offered. A parent is offered when its last child goes. Who uses a block uses all blocks
     before it, so the children of an idle block are idle as well, and every idle block can be evicted in the end.
-    For the same reason a block is cached only while the block before it is, and is in use. O(1) beside what the policy
-    itself costs.
+    A block is cached only while the block before it is. That one may be idle where the new block is about to become so:
+    it is then withdrawn from the policy. O(1) beside what the policy itself costs.
     """
 
     def __init__(self, policy: Eviction):

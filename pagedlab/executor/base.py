@@ -17,12 +17,14 @@ from pagedlab.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """How large a KV cache to make. num_blocks(free bytes of the device once the model is loaded) decides N."""
+    """How large a KV cache to make. num_blocks(free bytes of the device once the model is loaded) decides N,
+    host_blocks(free bytes of the host's memory besides) how many blocks may be swapped out."""
 
     num_blocks: Callable[[int], int]
     block_size: int
     max_num_seqs: int
     max_model_len: int
+    host_blocks: Callable[[int], int] = lambda free_bytes: 0
 
 
 class Executor(ABC):
@@ -31,6 +33,7 @@ class Executor(ABC):
 
     clock: Clock
     num_blocks: int
+    num_host_blocks: int
     kernel_name: str | None = None
     """The attention kernel it runs, where it runs one: what `kernel=auto` came to."""
 

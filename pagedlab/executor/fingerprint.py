@@ -59,6 +59,8 @@ class FingerprintExecutor(Executor):
         self.clock = VirtualClock()
         self.num_blocks = cache.num_blocks(psutil.virtual_memory().available)
         self.kv = np.full(self.num_blocks * cache.block_size, _POISON, dtype=np.uint64)
+        self.num_host_blocks = cache.host_blocks(psutil.virtual_memory().available - self.kv.nbytes)
+        self.host_kv = np.full(self.num_host_blocks * cache.block_size, _POISON, dtype=np.uint64)
         self.inputs = InputBuilder(cache.max_num_seqs, cache.max_model_len, cache.block_size)
         self._eos = frozenset(() if settings.eos_token_id is None else (settings.eos_token_id,))
 
@@ -68,6 +70,11 @@ class FingerprintExecutor(Executor):
 
     def execute(self, plan: Plan) -> Outcome:
         self.inputs.apply(plan)
+        for block, host in plan.swapped_out:
+            self._host_block(host)[:] = self._block(block)
+        for host, block in plan.swapped_in:
+            self._block(block)[:] = self._host_block(host)
+            self._host_block(host)[:] = _POISON  # it is free now
         for copy in plan.copies:
             self._block(copy.destination)[:] = self._block(copy.source)
         step = self.inputs.build(plan)
@@ -83,15 +90,16 @@ class FingerprintExecutor(Executor):
                 self.kv[step.slot_mapping[t]] = before
             if plan.samples(i):
                 if seq.branches or seq.trunk is not None:
-                    choices[i] = self._choices(seq, self.kv[slots])
-                    tokens[i], finish[i] = choices[i][0].token, choices[i][0].finish
+                    choices[int(i)] = self._choices(seq, self.kv[slots])
+                    tokens[i], finish[i] = choices[int(i)][0].token, choices[int(i)][0].finish
                     continue
                 tokens[i] = next_token(self.kv[slots], seq.sampling, len(seq.output), self.settings.vocab_size)
                 finish[i] = finish_reason(seq, tokens[i], self._eos)
         self.inputs.append(step.sampled_seqs, np.array([tokens[i] for i in step.sampled_seqs], dtype=np.int32))
         copy_s = self.settings.copy_s * len(plan.copies)
-        seconds = self.settings.step_s + self.settings.token_s * plan.total_tokens + copy_s
-        return Outcome(tokens, finish, seconds, choices, copy_s)
+        out_s, in_s = (self.settings.swap_s * len(pairs) for pairs in (plan.swapped_out, plan.swapped_in))
+        seconds = self.settings.step_s + self.settings.token_s * plan.total_tokens + copy_s + out_s + in_s
+        return Outcome(tokens, finish, seconds, choices, copy_s, swap_out_s=out_s, swap_in_s=in_s)
 
     def _choices(self, seq: Sequence, fingerprints: np.ndarray) -> list[Choice]:
         sampling, vocab_size = seq.sampling, self.settings.vocab_size
@@ -110,6 +118,9 @@ class FingerprintExecutor(Executor):
 
     def _block(self, block: int) -> np.ndarray:
         return self.kv[block * self.inputs.block_size : (block + 1) * self.inputs.block_size]
+
+    def _host_block(self, block: int) -> np.ndarray:
+        return self.host_kv[block * self.inputs.block_size : (block + 1) * self.inputs.block_size]
 
     def _slots(self, table: np.ndarray, context: int) -> np.ndarray:
         """Slots of the first `context` positions, through the block table: int64 [context]."""

@@ -42,10 +42,13 @@ class SimulatedExecutor(Executor):
 
     name = "simulated"
 
-    def __init__(self, cost: CostModel, num_blocks: int, vocab_size: int, overlap: bool = False):
+    def __init__(
+        self, cost: CostModel, num_blocks: int, vocab_size: int, overlap: bool = False, num_host_blocks: int = 0
+    ):
         self.clock = VirtualClock()
         self.cost = cost
         self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
         self.overlap = overlap
         distinct = min(vocab_size, _DISTINCT)
         self._ring = list(range(distinct))
@@ -61,12 +64,13 @@ class SimulatedExecutor(Executor):
         free = cost.free_bytes(settings.scheduler.max_num_batched_tokens, cache.max_num_seqs)
         num_blocks = cache.num_blocks(free)
         available = psutil.virtual_memory().available
-        if num_blocks * _BYTES_OF_A_BLOCK > available:
+        num_host_blocks = cache.host_blocks(available)
+        if (num_blocks + num_host_blocks) * _BYTES_OF_A_BLOCK > available:
             raise ConfigError(
-                f"{num_blocks} blocks: a simulation takes {_BYTES_OF_A_BLOCK} bytes for each, this machine has "
-                f"{available} free"
+                f"{num_blocks + num_host_blocks} blocks: a simulation takes {_BYTES_OF_A_BLOCK} bytes for each, this "
+                f"machine has {available} free"
             )
-        return cls(cost, num_blocks, shape.vocab_size, settings.executor.overlap)
+        return cls(cost, num_blocks, shape.vocab_size, settings.executor.overlap, num_host_blocks)
 
     def output_tokens(self, request: Request, start: int, stop: int) -> list[int]:
         """Made-up tokens: they count up from a number of the request's own, in a ring of at most 256."""
@@ -108,8 +112,9 @@ class SimulatedExecutor(Executor):
                 tokens[i] = self._ring[(mix(seq.request.sampling.seed) + len(seq.output)) % len(self._ring)]
                 finish[i] = finish_reason(seq, tokens[i], frozenset())
         copy_s = self.cost.copy_s(len(plan.copies))
-        seconds = self.cost.step_s(work, self.overlap) + copy_s
-        return Outcome(tokens, finish, seconds, choices, copy_s, ended)
+        out_s, in_s = (self.cost.swap_s(len(pairs)) for pairs in (plan.swapped_out, plan.swapped_in))
+        seconds = self.cost.step_s(work, self.overlap) + copy_s + out_s + in_s
+        return Outcome(tokens, finish, seconds, choices, copy_s, ended, out_s, in_s)
 
     def coast(self, together: Together, grown: Iterator[int], until: float) -> Coasted:
         followed, now = self._together, self.clock.now()

@@ -64,6 +64,14 @@ class TorchExecutor(Executor):
         layer = (self.num_blocks, cache.block_size, shape.num_kv_heads, shape.head_dim)
         self.k_cache = [torch.zeros(layer, dtype=model.dtype, device=self.device) for _ in range(shape.num_layers)]
         self.v_cache = [torch.zeros(layer, dtype=model.dtype, device=self.device) for _ in range(shape.num_layers)]
+        on_gpu = self.device.type == "cuda"
+        cached = 0 if on_gpu else sum(tensor.nbytes for tensor in self.k_cache + self.v_cache)
+        self.num_host_blocks = cache.host_blocks(psutil.virtual_memory().available - cached)
+        # Keys and values of all layers, in the order of k_cache + v_cache. Pinned, so that the GPU can copy by itself.
+        self.host_cache = [
+            torch.empty((self.num_host_blocks, *layer[1:]), dtype=model.dtype, pin_memory=on_gpu)
+            for _ in range(2 * shape.num_layers if self.num_host_blocks else 0)
+        ]
         self.inputs = InputBuilder(cache.max_num_seqs, cache.max_model_len, cache.block_size)
         self._eos = frozenset(shape.eos_token_ids)
         self._batch: PagedBatch | None = None
@@ -101,18 +109,22 @@ class TorchExecutor(Executor):
 
     def close(self) -> None:
         AttentionInterface._global_mapping.pop(self._attention, None)
-        self.k_cache, self.v_cache = [], []
+        self.k_cache, self.v_cache, self.host_cache = [], [], []
         if self.device.type == "cuda":
             del self.model
             torch.cuda.empty_cache()  # else the next job of a sweep sees no free memory
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """One copy of a block that holds nothing yet, one decode and one prefill of two tokens that write nothing: what
-        is compiled or chosen at first use is, and a model that cannot be served says so, before any time is measured.
+        """Copies of a block that holds nothing yet, here and to the host, one decode and one prefill of two tokens that
+        write nothing: what is compiled or chosen at first use is, and a model that cannot be served says so, before any
+        time is measured.
         """
         if self.num_blocks > 1:
             self._copy([Copy(row=0, source=0, destination=1)])
+        if self.host_cache:
+            self._swap([(0, 0)], self.k_cache + self.v_cache, self.host_cache)
+            self._swap([(0, 0)], self.host_cache, self.k_cache + self.v_cache)
         nothing = np.zeros(3, dtype=np.int64)
         self._forward(
             StepInputs(
@@ -133,6 +145,9 @@ class TorchExecutor(Executor):
     def execute(self, plan: Plan) -> Outcome:
         start = self.clock.now()
         self.inputs.apply(plan)
+        device = self.k_cache + self.v_cache
+        swap_out_s = self._swap(plan.swapped_out, device, self.host_cache) if plan.swapped_out else 0.0
+        swap_in_s = self._swap(plan.swapped_in, self.host_cache, device) if plan.swapped_in else 0.0
         copy_s = self._copy(plan.copies) if plan.copies else 0.0
         step = self.inputs.build(plan)
         logits = self._forward(step)
@@ -147,7 +162,8 @@ class TorchExecutor(Executor):
                 tokens[i], finish[i] = token, finish_reason(seq, token, self._eos)
                 if offer is not None:
                     choices[i] = offer
-        return Outcome(tokens, finish, self.clock.now() - start, choices, copy_s)
+        seconds = self.clock.now() - start
+        return Outcome(tokens, finish, seconds, choices, copy_s, swap_out_s=swap_out_s, swap_in_s=swap_in_s)
 
     def _copy(self, copies: list[Copy]) -> float:
         """Copy blocks in all layers, before anything is written. Returns the seconds it took."""
@@ -156,6 +172,12 @@ class TorchExecutor(Executor):
         self.kernel.copy_blocks(self.k_cache, self.v_cache, pairs)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        return self.clock.now() - start
+
+    def _swap(self, pairs: list[tuple[int, int]], sources: list[torch.Tensor], targets: list[torch.Tensor]) -> float:
+        """Copy blocks to the host or back, in all layers. Returns the seconds it took."""
+        start = self.clock.now()
+        self.kernel.swap_blocks(sources, targets, torch.tensor(pairs))
         return self.clock.now() - start
 
     def _forward(self, step: StepInputs) -> torch.Tensor:

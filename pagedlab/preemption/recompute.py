@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import inf
+
 from pagedlab.core.request import Sequence
-from pagedlab.preemption.base import PREEMPTIONS, Preemption
+from pagedlab.preemption.base import PREEMPTIONS, Preemption, Taken
 
 
 @PREEMPTIONS.register("recompute")
@@ -13,8 +16,8 @@ class Recompute(Preemption):
     With several outputs the prompt is fed once, then each of them what it has generated, also what beams shared.
     """
 
-    def preempt(self, seq: Sequence) -> tuple[int, int]:
-        lost = seq.feeding[0].computed + sum(part.computed - seq.computed for part in seq.feeding[1:])
-        for part in (seq, *seq.feeding):
-            part.computed = 0
-        return sum(self.allocator.release(part.key) for part in seq.parts), lost
+    def preempt(self, seq: Sequence, copied: Mapping[int, int]) -> Taken:
+        return Taken(*self.recompute(seq))
+
+    def next_wakeup(self, now: float) -> float:
+        return inf

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pagedlab.core.request import Sequence
-from pagedlab.recorder.metrics import SPLIT, delays_of, split_over_time
+from pagedlab.recorder.metrics import SPLIT, delays_of, ratio, split_over_time
 from pagedlab.recorder.recorder import Recorder
 
 _TEMPORARY = ".tmp-"
@@ -156,14 +156,22 @@ def timeline_table(recorder: Recorder) -> pa.Table:
             "prefix_evicted_blocks": pa.array(steps.column("sharing.evictions"), pa.int64()),
             "blocks_copied": pa.array(steps.column("copies"), pa.int32()),
             "copy_s": pa.array(steps.column("copy_s"), pa.float64()),
+            "blocks_swapped_out": pa.array(steps.column("swapped_out"), pa.int32()),
+            "blocks_swapped_in": pa.array(steps.column("swapped_in"), pa.int32()),
+            "swap_out_s": pa.array(steps.column("swap_out_s"), pa.float64()),
+            "swap_in_s": pa.array(steps.column("swap_in_s"), pa.float64()),
+            "host_blocks": pa.array(steps.column("host_blocks"), pa.int32()),
             "preemptions": pa.array(np.cumsum(preempted[: len(steps)]), pa.int64()),
         }
     )
 
 
 def events_table(recorder: Recorder) -> pa.Table:
-    """One row a preemption."""
-    rows = [
+    """One row a preemption, and one a return of a request that was swapped out, in order of time.
+
+    by: recompute or swap. seconds: of the copies, a step's shared out among its records by bytes.
+    """
+    rows: list[dict[str, Any]] = [
         {
             "time_s": time,
             "step": step,
@@ -173,8 +181,29 @@ def events_table(recorder: Recorder) -> pa.Table:
             "reason": p.reason,
             "blocks_freed": p.blocks_freed,
             "tokens_lost": p.tokens_lost,
+            "by": p.kind,
+            "fallback": p.fallback,
+            "blocks_moved": p.blocks_moved,
+            "bytes_moved": p.bytes_moved,
+            "seconds": ratio(recorder.steps[step].swap_out_s * p.blocks_moved, recorder.steps[step].swapped_out),
+            "swap_estimate_s": p.swap_estimate_s,
+            "recompute_estimate_s": p.recompute_estimate_s,
         }
         for time, step, p in recorder.preemptions
+    ]
+    rows += [
+        {
+            "time_s": time,
+            "step": step,
+            "kind": "return",
+            "victim": r.request_id,
+            "by": "swap",
+            "blocks_moved": r.blocks_moved,
+            "blocks_attached": r.blocks_attached,
+            "bytes_moved": r.bytes_moved,
+            "seconds": ratio(recorder.steps[step].swap_in_s * r.blocks_moved, recorder.steps[step].swapped_in),
+        }
+        for time, step, r in recorder.returns
     ]
     schema = pa.schema(
         [
@@ -186,6 +215,14 @@ def events_table(recorder: Recorder) -> pa.Table:
             ("reason", pa.string()),
             ("blocks_freed", pa.int64()),
             ("tokens_lost", pa.int64()),
+            ("by", pa.string()),
+            ("fallback", pa.bool_()),
+            ("blocks_moved", pa.int64()),
+            ("blocks_attached", pa.int64()),
+            ("bytes_moved", pa.int64()),
+            ("seconds", pa.float64()),
+            ("swap_estimate_s", pa.float64()),
+            ("recompute_estimate_s", pa.float64()),
         ]
     )
-    return pa.Table.from_pylist(rows, schema=schema)
+    return pa.Table.from_pylist(sorted(rows, key=lambda row: row["step"]), schema=schema)

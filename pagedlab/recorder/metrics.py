@@ -156,7 +156,9 @@ def _over_time(values: np.ndarray, seconds: np.ndarray) -> float:
     return float(np.sum(values * seconds))
 
 
-def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str) -> dict[str, Any]:
+def summarize(
+    recorder: Recorder, num_blocks: int, block_size: int, status: str, host_num_blocks: int = 0
+) -> dict[str, Any]:
     """The scalars of a run. status: completed, interrupted or failed."""
     seqs = recorder.sequences
     done = [seq for seq in seqs if seq.status is Status.FINISHED]
@@ -179,6 +181,9 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
     fed = prefill / np.maximum(1, tokens)
     prefill_tokens = int(prefill.sum())
     delays = {name: spread(values[~np.isnan(values)]) for name, values in delays_of(done).items()}
+    preemptions = [record for _, _, record in recorder.preemptions]
+    returns = [record for _, _, record in recorder.returns]
+    on_host, out_s, in_s = steps.column("host_blocks"), steps.column("swap_out_s"), steps.column("swap_in_s")
 
     return {
         "status": status,
@@ -222,6 +227,19 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
         "preemptions": len(recorder.preemptions),
         "recomputed_tokens": recomputed,
         "recompute_tax": ratio(recomputed, computed),
+        "swaps": sum(record.kind == "swap" for record in preemptions),
+        "swap_fallbacks": sum(record.fallback for record in preemptions),
+        "swapped_out_bytes": sum(record.bytes_moved for record in preemptions),
+        "swapped_in_bytes": sum(record.bytes_moved for record in returns),
+        "swapped_bytes": sum(record.bytes_moved for record in preemptions)
+        + sum(record.bytes_moved for record in returns),
+        "swap_attached_blocks": sum(record.blocks_attached for record in returns),
+        "swap_out_s": float(out_s.sum()),
+        "swap_in_s": float(in_s.sum()),
+        "swap_s": float(out_s.sum() + in_s.sum()),
+        "host_num_blocks": host_num_blocks,
+        "host_used_fraction": ratio(_over_time(on_host, weights), host_num_blocks * duration),
+        "host_used_fraction_peak": ratio(int(on_host.max(initial=0)), host_num_blocks),
         "ttft_s": delays["ttft_s"],
         "tpot_s": delays["tpot_s"],
         "itl_s": spread(*_gaps(done)),

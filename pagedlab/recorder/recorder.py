@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pagedlab.allocator.base import Sharing, Usage
-from pagedlab.core.plan import Coasted, Outcome, Plan, Preemption
+from pagedlab.core.plan import Coasted, Outcome, Plan, Preemption, Return
 from pagedlab.core.request import Key, Sequence
 from pagedlab.recorder.timeline import Step, Timeline
 
@@ -17,6 +17,7 @@ class Recorder:
         self.sequences: list[Sequence] = []
         self.steps = Timeline()
         self.preemptions: list[tuple[float, int, Preemption]] = []  # time, step, record
+        self.returns: list[tuple[float, int, Return]] = []  # the same, of those swapped out
         # (first step, step after the last, slots promised and never used) of every stay of a sequence in the pool; a
         # branch stays as long as its trunk.
         self.stays: list[tuple[int, int, int]] = []
@@ -30,9 +31,9 @@ class Recorder:
         self.sequences.append(seq)
         self._by_id[seq.id] = seq
 
-    def idle(self, start: float, end: float, usage: Usage) -> None:
-        """Nothing to do from start to end: the pool lies free."""
-        self.steps.append(Step(start, end, 0, 0, 0, 0, 0, usage, False))
+    def idle(self, start: float, end: float, usage: Usage, sharing: Sharing) -> None:
+        """Nothing to do from start to end: nobody holds a block."""
+        self.steps.append(Step(start, end, 0, 0, 0, 0, 0, usage, False, sharing))
         self._on_progress(self)
 
     def step(
@@ -46,6 +47,7 @@ class Recorder:
         running: int,
         waiting: int,
         finished: list[Sequence],
+        host_blocks: int = 0,
     ) -> None:
         """finished: as `Scheduler.commit` returns it."""
         number = len(self.steps)
@@ -53,6 +55,7 @@ class Recorder:
             self.preemptions.append((start, number, record))
             for part in self._by_id[record.victim].parts:
                 self._left(part, number)
+        self.returns += [(start, number, record) for record in plan.returned]
         for new in plan.admitted:
             seq = self._by_id[new.request.id]
             for part in seq.branches or [seq]:
@@ -75,6 +78,11 @@ class Recorder:
                 sharing,
                 len(plan.copies),
                 outcome.copy_s,
+                len(plan.swapped_out),
+                len(plan.swapped_in),
+                outcome.swap_out_s,
+                outcome.swap_in_s,
+                host_blocks,
             )
         )
         self.output_tokens += plan.num_sequences - outcome.tokens.count(-1)

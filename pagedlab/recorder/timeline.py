@@ -18,7 +18,8 @@ class Step(NamedTuple):
 
     running: sequences that hold memory; the step itself ran `batch` of them, feeding `tokens` tokens, of which
     `prefill_tokens` belong to sequences fed more than one. usage: the split of the slots while the step ran.
-    sharing: what sharing saved of them. copies: blocks copied before the step, in copy_s seconds of it.
+    sharing: what sharing saved of them. copies: blocks copied before the step, in copy_s seconds of it; swapped_out and
+    swapped_in: blocks moved to the host and back. host_blocks: in use there, what the step moves included.
     """
 
     start_s: float
@@ -33,6 +34,11 @@ class Step(NamedTuple):
     sharing: Sharing = Sharing()
     copies: int = 0
     copy_s: float = 0.0
+    swapped_out: int = 0
+    swapped_in: int = 0
+    swap_out_s: float = 0.0
+    swap_in_s: float = 0.0
+    host_blocks: int = 0
 
 
 _NESTED: dict[str, Any] = {"usage": Usage, "sharing": Sharing}
@@ -108,7 +114,7 @@ class Timeline(Sequence[Step]):
             begins[np.array(self._firsts)] = True
             values[1:] = np.where(begins[1:], values[1:], ends[:-1])
             return values
-        if name == "copy_s":
+        if name in ("copy_s", "swap_out_s", "swap_in_s"):
             return values
         if name == "memory_blocked":
             return values.astype(bool)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pagedlab.allocator.base import Allocator
 from pagedlab.core.errors import InvariantError
 from pagedlab.core.plan import Admission as Admitted
-from pagedlab.core.plan import Choice, Coasted, Copy, Fork, Growth, Outcome, Plan, Together
+from pagedlab.core.plan import Choice, Coasted, Copy, Fork, Growth, Outcome, Plan, Return, Together
 from pagedlab.core.plan import Preemption as PreemptionRecord
 from pagedlab.core.request import Key, Request, Sequence, Status
 from pagedlab.preemption.base import Preemption
@@ -62,6 +62,7 @@ class Scheduler:
         self._released: list[int] = []
         self._forked: list[Fork] = []
         self._copies: list[Copy] = []
+        self._policies = (order, admission, batching, preemption)
         self._skips = skip and foretold is not None and allocator.grows is not None
         self._cohort: Cohort | None = None  # of those that decode, who advance together
         if foretold is not None:
@@ -69,6 +70,7 @@ class Scheduler:
             self._cohort = OwingCohort(allocator, foretold) if owing else Cohort(allocator, foretold)
         # The head of the queue is known to be refused, and will be until somebody ends.
         self._stuck = self._blocked = False
+        self._swapped: list[Sequence] = []  # of those that wait
         self._high_water: dict[Key, int] = {}  # tokens computed of a sequence before it was preempted
 
     # ---- requests ---------------------------------------------------------------------------------------------
@@ -116,6 +118,10 @@ class Scheduler:
         """Drop a request in whatever state it is, between steps. Aborting an ended request does nothing."""
         if seq.status in (Status.WAITING, Status.PREEMPTED):
             self.order.remove(seq)
+            if seq.swapped:
+                self._swapped.remove(seq)
+                self.allocator.forget(seq)
+                seq.swapped = seq.forked = False
             for part in seq.parts:
                 self._high_water.pop(part.key, None)
         elif seq.status is Status.RUNNING:
@@ -164,6 +170,7 @@ class Scheduler:
         after the last of them their trunk."""
         finished: list[Sequence] = []
         self.allocator.step_over()
+        self.preemption.saw(plan, outcome)
         if self._cohort is not None and plan.together is not None and plan.together.count:
             finished = self._advanced(self._cohort.took(now, outcome.ended), outcome.ended, now)
         offers: dict[int, list[list[Choice]]] = {}  # request id -> what its sequences may go on with
@@ -215,7 +222,7 @@ class Scheduler:
         cohort = self._cohort
         if cohort is None or not self._skips or (len(self.order) and (not self._stuck or self.allocator.caches)):
             return None
-        until = min(policy.next_wakeup(now) for policy in (self.order, self.admission, self.batching))
+        until = min(policy.next_wakeup(now) for policy in self._policies)
         grown = cohort.coasting(self.batching.max_tokens) if until > now else None
         return (cohort.tell_now(), grown, until) if grown is not None else None
 
@@ -310,7 +317,7 @@ class Scheduler:
         """Feed the next tokens of a prompt, whose blocks it has held since its admission. Returns how many.
 
         The branches of a request that was preempted then feed what they had generated, but for the last token: that
-        one all of them feed in one step, a decode.
+        one all of them feed in one step, a decode. Those that come back from the host with only that one to feed do.
         """
         if seq.status is not Status.RUNNING:  # preempted in this step
             return 0
@@ -320,6 +327,8 @@ class Scheduler:
                 raise InvariantError(f"sequence {seq.key} was admitted without room for its prompt")
             plan.add(seq, fed)
             return fed
+        if seq.pending == 1:
+            return seq.num_feeding if seq.num_feeding <= budget and self.decode(plan, seq) else 0
         left = budget
         for part in seq.feeding:
             fed = min(part.to_compute - 1, left)
@@ -361,19 +370,23 @@ class Scheduler:
     def admit_next(self, plan: Plan, fits: Callable[[Sequence], bool] = lambda seq: True) -> Sequence | None:
         """Move the next waiting sequence into the batch, if admission, rows and `fits` allow it.
 
-        Nobody is admitted in a step that had to preempt: the blocks just freed are for those that run.
+        Nobody is admitted in a step that had to preempt: the blocks just freed are for those that run. Who was swapped
+        out comes before all others, as in vLLM: others may take the room on the device while it takes up the host's.
         """
-        seq = self.order.peek()
+        seq = self._next()
         if seq is None:
             return None
         if plan.preempted or len(self._rows) < len(seq.parts) or not fits(seq):
             return None
         if not self.admission.allows(seq, pool_is_empty=not self.running):
             return None
-        self.order.pop()
         parts = seq.parts
         for part in parts:
             part.row = self._rows.pop()
+        if seq.swapped:
+            self._bring_back(plan, seq)
+            return seq
+        self.order.pop()
         # The first branch takes over what the trunk holds: until then that goes by its key, in its row.
         seq.row, seq.index = parts[0].row, parts[0].index
         grant = self.allocator.admit(seq)
@@ -388,18 +401,49 @@ class Scheduler:
         return seq
 
     def _head_lacks_rows(self) -> bool:
-        head = self.order.peek()
+        head = self._next()
         return head is not None and len(self._rows) < len(head.parts)
+
+    def _next(self) -> Sequence | None:
+        if self._swapped:
+            return min(self._swapped, key=lambda seq: (self.order.key(seq), seq.id))
+        return self.order.peek()
+
+    def _bring_back(self, plan: Plan, seq: Sequence) -> None:
+        """A request that was swapped out goes on where it was. A group that has forked stays so."""
+        self.order.remove(seq)
+        self._swapped.remove(seq)
+        back = self.allocator.restore(seq)
+        if not seq.forked:
+            seq.row, seq.index = seq.parts[0].row, seq.parts[0].index
+        seq.swapped = False
+        for part in (seq, *seq.parts):
+            part.status = Status.RUNNING
+        self.running.append(seq)
+        if self._cohort is not None:
+            self._cohort.admitted(seq)
+        for part in seq.feeding:
+            grant = back.grants[part.key]
+            plan.admitted.append(Admitted(part.row, seq.request, part.token_ids(), grant.table, grant.filled))
+        plan.swapped_in += back.pairs
+        moved = len(back.pairs)
+        plan.returned.append(Return(seq.id, moved, moved * self._host_block_bytes, back.attached))
+
+    @property
+    def _host_block_bytes(self) -> int:
+        return self.allocator.host.block_bytes if self.allocator.host else 0
 
     def _head_lacks_blocks(self) -> bool:
         """Whether the next in line would be refused its blocks, asked once the step is planned: with its tokens spent a
         step may not have looked at the queue."""
-        head = self.order.peek()
+        head = self._next()
         if head is None or len(self._rows) < len(head.parts) or not self.admission.refuses_for_memory:
             return False
         return not self.admission.allows(head, pool_is_empty=not self.running)
 
     def _preempt(self, plan: Plan, victim: Sequence, beneficiary: Sequence) -> None:
+        rows = [part.row for part in victim.feeding]
+        copied = {copy.destination: copy.source for copy in plan.copies if copy.row in rows}
         plan.drop(victim)
         self._stuck = False
         for part in victim.feeding:
@@ -408,22 +452,41 @@ class Scheduler:
         self._count_unused(victim, parts)
         for part in victim.feeding:
             self.allocator.settle(part)
-        freed, lost = self.preemption.preempt(victim)
+        taken = self.preemption.preempt(victim, copied)
+        plan.swapped_out += taken.swapped_out
         plan.released += self._vacate(parts)
         self._stop(victim)
         for stopped in (victim, *parts):
             stopped.status, stopped.row = Status.PREEMPTED, -1
-        victim.forked = False
+        if victim.swapped:
+            self._swapped.append(victim)
+        else:
+            victim.forked = False
         victim.preemptions += 1
         self.order.push(victim)
-        plan.preempted.append(PreemptionRecord(victim.id, beneficiary.id, "pool exhausted", freed, lost))
+        moved = len(taken.swapped_out)
+        plan.preempted.append(
+            PreemptionRecord(
+                victim.id,
+                beneficiary.id,
+                "pool exhausted",
+                taken.blocks_freed,
+                taken.tokens_lost,
+                "swap" if victim.swapped else "recompute",
+                moved,
+                moved * self._host_block_bytes,
+                taken.fallback,
+                taken.swap_estimate_s,
+                taken.recompute_estimate_s,
+            )
+        )
 
     def _leave(self, request: Sequence, parts: list[Sequence]) -> None:
         """These sequences of a request have ended, or are dropped, and give everything back."""
         self._stuck = False
         self._count_unused(request, parts)
         for part in parts:
-            self.allocator.settle(part if request.forked else request)
+            self.allocator.settle(_holder(request, part))
             self.allocator.release(part.key)
             self._high_water.pop(part.key, None)
         rows = self._vacate(parts)
@@ -434,8 +497,7 @@ class Scheduler:
 
     def _count_unused(self, request: Sequence, parts: list[Sequence]) -> None:
         for part in parts:
-            holder = request if part.key == request.key and not request.forked else part
-            part.slots_unused = self.allocator.unused(part.key, holder.computed)
+            part.slots_unused = self.allocator.unused(part.key, _holder(request, part).computed)
 
     def _stop(self, request: Sequence) -> None:
         """A request runs no longer."""
@@ -469,6 +531,20 @@ class Scheduler:
                 held = self.allocator.holdings[seq.key]
                 if request.status is not Status.RUNNING or not seq.computed <= held.tokens <= seq.num_tokens:
                     raise InvariantError(f"sequence {seq.key}: {request.status}, {seq.computed} computed, {held}")
-        for seq in self.order.sequences():
-            if seq.computed or seq.row != -1 or seq.status not in (Status.WAITING, Status.PREEMPTED):
+        waiting = self.order.sequences()
+        host = set(self.allocator.host.tables) if self.allocator.host else set()
+        swapped = [{seq.id for seq in seqs} for seqs in (self._swapped, [seq for seq in waiting if seq.swapped])]
+        if not host == swapped[0] == swapped[1] or len(self._swapped) != len(host):
+            raise InvariantError(f"{host} are on the host, {self._swapped} are to come back, {swapped[1]} wait")
+        for seq in waiting:
+            if (
+                (seq.computed and not seq.swapped)
+                or seq.row != -1
+                or seq.status not in (Status.WAITING, Status.PREEMPTED)
+            ):
                 raise InvariantError(f"sequence {seq.id} waits with {seq.computed} computed tokens, row {seq.row}")
+
+
+def _holder(request: Sequence, part: Sequence) -> Sequence:
+    """Who computes what is held by this part's key: until the request forks, the trunk for the first of its parts."""
+    return request if part.key == request.key and not request.forked else part

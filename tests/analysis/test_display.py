@@ -76,7 +76,19 @@ def test_a_run_of_which_nothing_was_served():
     )
 
 
-RUNS = [roomy, waiting, thrashing, interrupted, all_refused]
+def sharing():
+    """R(10, 3) with four samples: 12 of 27 blocks saved over time."""
+    return summary_of([request(10, 3, n=4, temperature=1.0)], 16)
+
+
+def test_a_run_that_shared_blocks():
+    assert verdict(sharing()) == (
+        "With allocator paged, 10.0 % of the KV memory that requests held stored no token, and 3.0 requests ran at a "
+        "time, giving 4 output tokens/s; sharing saved 44.4 % of the blocks; no request ever waited for memory."
+    )
+
+
+RUNS = [roomy, waiting, thrashing, sharing, interrupted, all_refused]
 
 
 @pytest.mark.parametrize("make", RUNS)
@@ -126,6 +138,13 @@ def test_the_memory_table_shows_the_shares_and_the_throughput():
         ["free", "9.09 %", "", "preemptions", "1"],
         ["waste: no token, of allocated", "6.25 %", "", "recomputed tokens", "16"],
     ]
+
+
+def test_what_sharing_saved_has_a_row_where_something_was_shared():
+    lines = rendered(memory_table(sharing()), 120).splitlines()
+    shown = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+    assert shown[-1] == ["blocks saved by sharing", "44.44 %", "", "blocks copied", "3 in 0.000 s"]
+    assert "saved by sharing" not in rendered(memory_table(roomy()), 120)
 
 
 def test_the_latency_table_shows_a_dash_where_there_is_no_number():

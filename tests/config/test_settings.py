@@ -17,6 +17,7 @@ from pagedlab.executor.base import EXECUTORS
 from pagedlab.kernels.base import KERNELS
 from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
+from pagedlab.prefix_cache.base import PREFIX_CACHES
 from pagedlab.replay.config import load_replay_settings
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
@@ -29,7 +30,8 @@ from tests.config.composed import composed, overridden, said_of, settings_of
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 CHOICES = sorted((path.parent.name, path.stem) for path in CONF.glob("*/*.yaml"))
-GROUPS = {group for group, _ in CHOICES} - {"experiment", "eviction"}
+GROUPS = {group for group, _ in CHOICES} - {"experiment"}
+_REPLAYED_ONLY = set(TRACES) - set(OPTIONS["workload"])
 REPLAYED = [choice for choice in CHOICES if choice[0] == "eviction" or choice[1] in TRACES]
 SERVED = [choice for choice in CHOICES if choice[0] != "experiment" and choice not in REPLAYED]
 
@@ -50,7 +52,7 @@ def test_every_option_of_a_replay_composes_with_its_defaults(group, name):
     assert getattr(settings, group).name == name
 
 
-@pytest.mark.parametrize("name", sorted(set(TRACES) - set(OPTIONS["workload"])))
+@pytest.mark.parametrize("name", sorted(_REPLAYED_ONLY))
 def test_a_trace_of_block_ids_is_not_served(name):
     with pytest.raises(ConfigError, match=f"workload={name}: a trace of block ids, which only `pagedlab replay` takes"):
         load_settings(composed(f"workload={name}", base=()))
@@ -100,6 +102,7 @@ REGISTRIES = {
     "executor": (EXECUTORS, "pagedlab/executor"),
     "kernel": (KERNELS, "kernels"),
     "preemption": (PREEMPTIONS, "pagedlab/preemption"),
+    "prefix_cache": (PREFIX_CACHES, "pagedlab/prefix_cache"),
     "workload": (WORKLOADS, "pagedlab/workload"),
     "tracker": (TRACKERS, "pagedlab/tracker"),
 }
@@ -127,10 +130,8 @@ def test_an_option_has_one_name_in_its_registry_its_module_and_its_config(group)
     registry, folder = REGISTRIES[group]
     names = set(registry)
     assert registered_in(folder) == {name: [name] for name in names}
-    chosen = {"auto"} if group == "kernel" else set()  # one of the others, by device
-    assert {name for choice, name in CHOICES if choice == group} - chosen - (
-        set(TRACES) - set(OPTIONS["workload"])
-    ) == names
+    chosen = {"kernel": {"auto"}, "prefix_cache": {"none"}}.get(group, set())  # one of the others by device; without
+    assert {name for choice, name in CHOICES if choice == group} - chosen - _REPLAYED_ONLY == names
 
 
 @pytest.mark.parametrize("seam", SEAMS)
@@ -147,7 +148,7 @@ def test_a_config_file_says_its_own_name(group, name):
 
 @pytest.mark.parametrize("group", OPTIONS)
 def test_groups_whose_options_differ_have_settings_for_each_option(group):
-    assert set(OPTIONS[group]) == set(REGISTRIES[group][0])
+    assert set(OPTIONS[group]) - {"none"} == set(REGISTRIES[group][0]) - {"none"}
 
 
 @pytest.mark.parametrize("path", SEAMS)
@@ -171,12 +172,9 @@ BAD = [
     ("block_sise=16", "block_sise: no such setting, did you mean block_size?"),
     ("+block_sise=16", "block_sise: no such setting, did you mean block_size?"),
     ("++block_sise=16", "block_sise: no such setting, did you mean block_size?"),
-    (
-        "+foo.bar=1",
-        "foo: no such setting, expected one of allocator, audit_every, block_size, executor, hardware, kernel, ",
-    ),
+    ("+foo.bar=1", "foo: no such setting, expected one of allocator, audit_every, block_size, eviction, executor, "),
     ("sampling.temprature=1", "sampling.temprature: no such setting, did you mean temperature?"),
-    ("+sampling.x=1", "sampling.x: no such setting, expected one of ignore_eos, temperature, top_k, top_p"),
+    ("+sampling.x=1", "sampling.x: no such setting, expected one of beam_width, best_of, early_stopping, ignore_eos, "),
     ("workload.arival.rate=2", "workload.arival: no such setting, did you mean arrival?"),
     ("+workload.arrival.raet=2", "workload.arrival.raet: no such setting, did you mean rate?"),
     ("workload.arrival.raet=2", "workload.arrival.raet: no such setting, did you mean rate?"),
@@ -186,9 +184,9 @@ BAD = [
         "model.x: no such setting, expected one of config, dtype, name, path, provenance, revision, seed, source",
     ),
     ("+allocator.x=1", "allocator.x: no such setting, expected one of name"),
-    ("+executor.x.y=3", "executor.x: no such setting, expected one of eos_token_id, name, step_s, token_s, vocab_size"),
+    ("+executor.x.y=3", "executor.x: no such setting, expected one of copy_s, eos_token_id, name, step_s, "),
     ("executor.device=cpu", "executor.device: no such setting here, only with executor=torch"),
-    ("+executor.device=cpu", "executor.device: no such setting, expected one of eos_token_id, name, step_s, "),
+    ("+executor.device=cpu", "executor.device: no such setting, expected one of copy_s, eos_token_id, name, "),
     ("tracker.mode=online", "tracker.mode: no such setting here, only with tracker=wandb"),
     ("workload.multi_turn=true", "workload.multi_turn: no such setting here, only with workload=sharegpt"),
     ("model.config.zzz=1", "model.config.zzz: no such setting here"),
@@ -216,7 +214,8 @@ BAD = [
     ("workload.name=nope", "workload=nope: no such option, expected one of sharegpt, synthetic"),
     ("tracker.name=null", "tracker=None: no such option, expected one of none, wandb"),
     ("kernel.name=nope", "kernel=nope: no such option, expected one of reference, torch, cpu, triton, cupy"),
-    ("preemption.name=swap", "preemption=swap: no such option, expected one of recompute"),
+    ("preemption.name=swop", "preemption=swop: no such option, expected one of recompute, swap, adaptive"),
+    ("preemption.swap_space=1GiB", "preemption.swap_space: no such setting here, only with preemption=swap"),
     ("preemption.victim=first", "preemption.victim=first: no such option, expected one of last_arrived, most_blocks"),
     ("scheduler.order=lifo", "scheduler.order=lifo: no such option, expected one of fcfs, random"),
     ("scheduler.batching=none", "scheduler.batching=none: no such option, expected one of prefill_first, chunked"),
@@ -309,6 +308,39 @@ BAD = [
     ("sampling.temperature=inf", "sampling.temperature=inf: expected at least 0, and finite"),
     ("sampling.temperature=-inf", "sampling.temperature=-inf: expected at least 0, and finite"),
     ("sampling.top_p=nan", "sampling.top_p=nan: expected more than 0 and at most 1"),
+    ("sampling.n=0", "sampling.n=0: expected at least 1 and at most 65536"),
+    ("sampling.n=4", "sampling.n=4 with sampling.temperature=0.0: all outputs would be one, expected a higher one"),
+    ("sampling.best_of=4", "sampling.best_of=4 with sampling.temperature=0.0: all outputs would be one"),
+    ("sampling.n=4 sampling.best_of=3 sampling.temperature=1", "sampling.best_of=3: expected at least sampling.n=4"),
+    ("sampling.best_of=0", "sampling.best_of=0: expected at least 1 and at most 65536"),
+    ("sampling.n=300 sampling.temperature=1", "sampling.n=300: expected at most scheduler.max_num_seqs=256"),
+    (
+        "sampling.best_of=9 sampling.temperature=1 scheduler.max_num_batched_tokens=8",
+        "sampling.best_of=9: expected at most scheduler.max_num_batched_tokens=8",
+    ),
+    ("sampling.beam_width=0", "sampling.beam_width=0: expected at least 1 and at most 65536"),
+    ("sampling.beam_width=300", "sampling.beam_width=300: expected at most scheduler.max_num_seqs=256"),
+    (
+        "sampling.beam_width=3 sampling.n=2",
+        "sampling.n=2 with sampling.beam_width=3: a beam search answers with its be",
+    ),
+    ("sampling.beam_width=3 sampling.best_of=3", "sampling.best_of=3 with sampling.beam_width=3: a beam search answer"),
+    ("sampling.beam_width=3 sampling.temperature=1", "sampling.beam_width=3 with sampling.temperature=1.0, top_k=0, "),
+    ("sampling.beam_width=3 sampling.top_k=5", "sampling.beam_width=3 with sampling.temperature=0.0, top_k=5, top_p=1"),
+    (
+        "sampling.length_penalty=2",
+        "sampling.length_penalty=2.0 and sampling.early_stopping=false: of beam search alone",
+    ),
+    (
+        "sampling.early_stopping=never",
+        "sampling.length_penalty=1.0 and sampling.early_stopping=never: of beam search a",
+    ),
+    ("sampling.beam_width=3 sampling.length_penalty=nan", "sampling.length_penalty=nan: expected at least -100 and at"),
+    ("sampling.early_stopping=soon", "sampling.early_stopping=soon: expected one of false, true, never"),
+    (
+        "sampling.beam_width=3 executor.vocab_size=5",
+        "sampling.beam_width=3 looks at 6 tokens a step, the vocabulary has 5",
+    ),
     ("executor.step_s=nan", "executor.step_s=nan: expected at least 0 and at most 1000000.0"),
     ("executor.step_s=inf", "executor.step_s=inf: expected at least 0 and at most 1000000.0"),
     ("executor.token_s=nan", "executor.token_s=nan: expected at least 0 and at most 1000000.0"),
@@ -362,6 +394,46 @@ BAD = [
 ]
 
 WITH_GROUPS = [
+    (
+        ("preemption=swap",),
+        "preemption.swap_space=0",
+        "preemption.swap_space=0: nothing could be swapped out, expected more (or preemption=recompute)",
+    ),
+    (
+        ("preemption=swap",),
+        "preemption.swap_space=lots",
+        "preemption.swap_space=lots: expected a number of bytes, or a number with KiB, MiB, GiB, KB, MB or GB",
+    ),
+    (("preemption=swap",), "preemption.swap_space=", "preemption.swap_space=: expected a number of bytes, or a number"),
+    (
+        ("preemption=swap",),
+        "preemption.swap_num_blocks=0",
+        "preemption.swap_num_blocks=0: expected at least 1 and at most 2147483647",
+    ),
+    (
+        ("preemption=swap", "preemption.swap_space=1GiB"),
+        "preemption.swap_num_blocks=8",
+        "preemption.swap_space=1GiB and preemption.swap_num_blocks=8: expected at most one of them",
+    ),
+    (
+        ("preemption=swap", "allocator=reserve_max"),
+        "preemption.swap_space=1GiB",
+        "preemption=swap with allocator=reserve_max: what reserves all that a request can need never preempts one, "
+        "expected allocator=paged",
+    ),
+    (("preemption=adaptive",), "preemption.cost=guess", "preemption.cost=guess: expected measured or model"),
+    (("preemption=adaptive",), "preemption.token_s=-1", "preemption.token_s=-1.0: expected at least 0"),
+    (("preemption=adaptive",), "preemption.pair_s=nan", "preemption.pair_s=nan: expected at least 0"),
+    (
+        ("preemption=adaptive",),
+        "preemption.bytes_per_s=0",
+        "preemption.bytes_per_s=0.0: expected more than 0, and finite",
+    ),
+    (
+        ("preemption=adaptive",),
+        "preemption.bytes_per_s=inf",
+        "preemption.bytes_per_s=inf: expected more than 0, and finite",
+    ),
     (("tracker=wandb",), "tracker.mode=always", "tracker.mode=always: expected offline or online"),
     (("tracker=wandb",), "tracker.timeout_s=0", "tracker.timeout_s=0.0: expected more than 0 and at most 86400"),
     (("tracker=wandb",), "tracker.timeout_s=nan", "tracker.timeout_s=nan: expected more than 0 and at most 86400"),
@@ -372,6 +444,29 @@ WITH_GROUPS = [
     (("tracker=wandb",), "tracker.tags=[[a]]", "tracker.tags[0]=['a']: expected a text that is not empty"),
     (("tracker=wandb",), "tracker.project=", "tracker.project=: expected a text that is not empty"),
     (("tracker=wandb",), "tracker.entity=", "tracker.entity=: expected a text that is not empty"),
+    (("prefix_cache=radix",), "prefix_cache.hash=md5", "prefix_cache.hash=md5: expected one of xxh3_128, sha256"),
+    (
+        ("prefix_cache=radix",),
+        "prefix_cache.pin_blocks=-1",
+        "prefix_cache.pin_blocks=-1: expected at least 0 and at most",
+    ),
+    (("prefix_cache=radix",), "prefix_cache.leaf_first=2", "prefix_cache.leaf_first=2: expected true or false"),
+    (
+        ("prefix_cache=hash_chain", "allocator=reserve_max"),
+        "seed=1",
+        "prefix_cache=hash_chain with allocator=reserve_max: a run of a request's own cannot be shared, expected "
+        "allocator=paged",
+    ),
+    (
+        ("prefix_cache=radix", "eviction=belady"),
+        "seed=1",
+        "eviction=belady must know what will be asked for, which only `pagedlab replay` does",
+    ),
+    (
+        ("prefix_cache=none",),
+        "prefix_cache.hash=md5",
+        "prefix_cache.hash: no such setting here, only with prefix_cache=",
+    ),
     (("executor=torch",), "executor.device=tpu", "executor.device=tpu: expected auto, cpu, cuda or cuda:N"),
     (("executor=torch",), "executor.device=cuda:", "executor.device=cuda:: expected auto, cpu, cuda or cuda:N"),
     (("executor=torch",), "executor.device=", "executor.device=: expected auto, cpu, cuda or cuda:N"),
@@ -390,7 +485,9 @@ def test_a_bad_value_is_one_line_that_names_it(given, line):
     assert said.isprintable()
 
 
-@pytest.mark.parametrize(("groups", "given", "line"), WITH_GROUPS, ids=[given for _, given, _ in WITH_GROUPS])
+@pytest.mark.parametrize(
+    ("groups", "given", "line"), WITH_GROUPS, ids=[f"{groups[0]} {given}" for groups, given, _ in WITH_GROUPS]
+)
 def test_a_bad_value_of_an_option_is_one_line_that_names_it(groups, given, line):
     said = said_of(lambda: overridden(groups, given))
     assert said is not None, "accepted"
@@ -430,7 +527,7 @@ def test_a_bad_value_of_recorded_conversations_is_one_line_that_names_it(given, 
             "allocator=nope",
             "Could not find 'allocator/nope' Available options in 'allocator': oracle paged power_of_two",
         ),
-        ("preemption=swap", "Could not find 'preemption/swap' Available options in 'preemption': recompute"),
+        ("preemption=swop", "Could not find 'preemption/swop' Available options in 'preemption': adaptive recompute"),
         ("allocator=null", "Config group override must be a string or a list. Got NoneType"),
         ("block_size=16,32", "Ambiguous value for argument 'block_size=16,32'"),
         ("block_size", "Error parsing override 'block_size'"),
@@ -499,6 +596,9 @@ def test_an_error_of_the_user_is_always_one_line():
         "scheduler.max_num_seqs=1",
         "scheduler.max_num_batched_tokens=1",
         "sampling.temperature=0",
+        "sampling.temperature=1 sampling.n=2 sampling.best_of=4",
+        "sampling.beam_width=4 sampling.length_penalty=-1 sampling.early_stopping=true",
+        "sampling.beam_width=4 sampling.early_stopping=NEVER",
         "sampling.temperature=1.5 sampling.top_k=50 sampling.top_p=0.9 sampling.ignore_eos=false",
         "max_model_len=512",
         "max_model_len=1",

@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from pagedlab.allocator.base import Grant
 from pagedlab.core.errors import OutOfBlocks
 from pagedlab.core.plan import Outcome, Plan
 from pagedlab.core.request import Completion, Request, SamplingParams, Status
 from pagedlab.core.request import Sequence as Served
 from pagedlab.executor.fingerprint import log_probs
 from tests.engine.beam_oracle import naive_beams
-from tests.lab import VOCAB, fingerprints_of, make_executor, make_scheduler, naive_answer, naive_output
+from tests.lab import BLOCK_BYTES, VOCAB, fingerprints_of, make_executor, make_scheduler, naive_answer, naive_output
 
 CHECKS = {
     "I01": "every block is free or held: none is lost",
@@ -37,6 +38,10 @@ CHECKS = {
     "I10": "through its table, the slot of every computed token holds its fingerprint",
     "I11": "a step writes the slots of the tokens it feeds, through the tables of the plan, and no other",
     "I12": "a request generates what it would alone",
+    "I16": "the host pool holds the blocks of those that are swapped out, each once, and nothing else",
+    "I28": "what is swapped out lies on the host bit by bit, and is shared when it is back as it was before",
+    "fence": "what a step reads is handed out to nobody before it is over, and its moves may be done in any order",
+    "kind": "a victim is swapped out when that is asked for and the host has room",
     "I17": "a preempted request keeps its prompt and all it has generated",
     "I18": "idle: every block is free, nothing is remembered",
     "I19": "an admission or a growth that fails changes nothing, nor does a call that needs no blocks",
@@ -54,7 +59,7 @@ CHECKS = {
     "fork": "a fork shares every block of its parent, or copies them into its own run, and the executor is told",
     "group": "the sequences of a request sample in the same steps",
     "saved": "what sharing saves is what it is from scratch",
-    "fcfs": "nobody is admitted before one that arrived earlier",
+    "fcfs": "nobody is admitted before one that arrived earlier, or that is swapped out",
     "watermark": "an admission leaves the watermark free, except into an empty pool",
     "fits": "can_admit says what counting the free blocks says",
     "blocked": "memory_blocked is said exactly when the next in line was refused its blocks",
@@ -123,6 +128,8 @@ class World:
     eos: int | None
     falling_ids: bool
     several: bool
+    preemption: str
+    host_blocks: int
 
     @property
     def slots(self) -> int:
@@ -133,9 +140,9 @@ ALLOCATORS = ["paged", "reserve_max", "power_of_two", "oracle", "reserve_output"
 
 
 def a_world(choose: Choose) -> World:
-    """Any small engine; every other one is tight: many sequences that grow into each other's blocks. Every other one
-    serves requests of several outputs, most of which have the rows and tokens they need."""
-    tight, several = choose([True, False]), choose([True, False])
+    """Any small engine; every other one is tight: many sequences that grow into each other's blocks. Every third
+    one serves requests of several outputs, most of which have the rows and tokens they need."""
+    tight, several = choose([True, False]), choose([True, False, False])
     num_blocks, block_size = choose(range(3, 10)), choose([1, 2] if tight else [1, 2, 3, 4])
     slots = num_blocks * block_size
     allocator = "paged" if tight else choose(ALLOCATORS)
@@ -154,6 +161,8 @@ def a_world(choose: Choose) -> World:
         eos=choose([None, None, 7, 23]),
         falling_ids=choose([False, False, True]),
         several=several,
+        preemption=choose(["recompute", "swap"]) if allocator == "paged" else "recompute",
+        host_blocks=choose([0, 2, num_blocks, 3 * num_blocks]),
     )
 
 
@@ -261,6 +270,8 @@ class Account:
     recomputed: int = 0
     finish: str | None = None
     settled: bool = False  # it has ended, and has been looked at since
+    swapped: bool = False
+    stored: list[list[int]] = field(default_factory=list)  # the tables it left, of those that feed, as far as computed
 
     @property
     def id(self) -> int:
@@ -301,9 +312,19 @@ class Account:
         return (self.id, part.index) if part.index else self.id
 
     def moved(self, state: str) -> None:
-        self.state, self.forked = state, False
+        self.state, self.forked, self.swapped = state, False, False
         for part in self.parts:
             part.moved()
+
+    def swapped_out(self, stored: list[list[int]]) -> None:
+        self.state, self.swapped, self.stored = "waiting", True, stored
+        for part in self.parts:
+            part.row, part.table = -1, []
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """In the queue."""
+        return not self.swapped, self.arrived
 
 
 class Machine:
@@ -322,12 +343,14 @@ class Machine:
             victim=world.victim,
             max_num_seqs=world.max_num_seqs,
             max_model_len=world.max_model_len,
+            preemption=world.preemption,
+            host_blocks=world.host_blocks,
         )
         self.executor = make_executor(self.scheduler, world.eos)
         self.allocator, self.pool = self.scheduler.allocator, self.scheduler.allocator.pool
         self.accounts: list[Account] = []
         self.refused: list[Served] = []
-        self.steps = self.preemptions = self.barren = 0
+        self.steps = self.preemptions = self.swaps = self.barren = 0
         self._rows_left: list[int] = []  # rows given up since the last plan
         self._returned: dict[Any, tuple[int, int]] = {}  # key -> blocks freed and tokens of its last stay in the pool
         self._copies_due: list[tuple[int, int, int]] = []  # (row, source, destination) of forks since the last plan
@@ -397,13 +420,34 @@ class Machine:
             return self._to_begin(len(request.prompt), outputs) + keep <= len(free)
         return self._count_runs(free, self._reservation(request)[1]) >= len(outputs)
 
+    def _stored(self, account: Account) -> list[list[int]]:
+        """The tables of what a request has computed, for each of its sequences that feed."""
+        if account.swapped:
+            return account.stored
+        return [part.table[: ceil_div(part.computed, self.world.block_size)] for part in account.feeding]
+
+    def _to_return(self, account: Account) -> int:
+        """Blocks to bring a request back from the host, and to feed all that it knows."""
+        if not account.forked:
+            return self._to_begin(len(account.request.prompt), [len(part.output) for part in account.live])
+        size, stored = self.world.block_size, self._stored(account)
+        blocks = len({block for table in stored for block in table})
+        for part, table in zip(account.feeding, stored, strict=True):
+            blocks += ceil_div(len(account.tokens(part)), size) - len(table)
+        tails = Counter(t[-1] for p, t in zip(account.feeding, stored, strict=True) if p.computed % size)
+        return blocks + sum(sharers - 1 for sharers in tails.values())
+
+    def _room(self, account: Account, swapped: bool, free: set[int], keep: int) -> bool:
+        if swapped:
+            return self._to_return(account) + keep <= len(free)
+        return self._fits(account.request, [len(part.output) for part in account.live], free, keep)
+
     def _may_enter(self, account: Account, free: set[int], running: int) -> bool:
         """What the admission policy must answer."""
-        outputs = [len(part.output) for part in account.live]
         if self.world.admission == "one_at_a_time":
-            return running == 0 and self._fits(account.request, outputs, free, 0)
+            return running == 0 and self._room(account, account.swapped, free, 0)
         keep = int(self.world.watermark * self.world.num_blocks) if running else 0
-        return self._fits(account.request, outputs, free, keep)
+        return self._room(account, account.swapped, free, keep)
 
     def _never_fits(self, request: Request) -> bool:
         w = self.world
@@ -445,22 +489,22 @@ class Machine:
         """Look at each call of the allocator and of the victim policy: what it takes, and what a failure leaves."""
         a, pool = self.allocator, self.pool
         can_admit, admit, grow, release, fork = a.can_admit, a.admit, a.grow, a.release, a.fork
+        restore = a.restore
         choose = self.scheduler.victim.choose
 
         def watched_can_admit(seq: Served, keep_free: int = 0) -> bool:
             before = self._snapshot()
             answer = can_admit(seq, keep_free)
             must("I19", self._snapshot() == before, "can_admit changed something")
-            outputs = [len(branch.output) for branch in seq.branches if branch.status is not Status.FINISHED]
-            naive = self._fits(seq.request, outputs or [len(seq.output)], set(pool.free_ids()), keep_free)
+            naive = self._room(self._of(seq.id), seq.swapped, set(pool.free_ids()), keep_free)
             must("fits", answer == naive, "can_admit says", answer, "of", seq, ",", pool.free_ids(), "free")
             return answer
 
-        def watched_admit(seq: Served) -> list[int]:
+        def watched_admit(seq: Served) -> Grant:
             before = self._snapshot()
             held = set(a.holdings)
             try:
-                table = admit(seq)
+                grant = admit(seq)
             except OutOfBlocks:
                 must("I19", self._snapshot() == before, "the refused admission of", seq, "left", self._snapshot())
                 raise
@@ -468,7 +512,7 @@ class Machine:
             for key in [key for key in a.holdings if key not in held]:
                 self._check_taken(a.holdings[key].table, free, at_admission=True)
                 free = [block for block in free if block not in a.holdings[key].table]
-            return table
+            return grant
 
         def watched_grow(key: Any, num_tokens: int) -> list[int] | None:
             before, tables = self._snapshot(), self._tables()
@@ -502,6 +546,17 @@ class Machine:
             self._returned[key] = (freed, tokens)
             return freed
 
+        def watched_restore(request: Served) -> Any:
+            before, held = self._snapshot(), set(a.holdings)
+            try:
+                back = restore(request)
+            except OutOfBlocks:
+                must("I19", self._snapshot() == before, "the refused return of", request, "left", self._snapshot())
+                raise
+            taken = {block for key in a.holdings if key not in held for block in a.holdings[key].table}
+            must("I23", taken == set(before[0][: len(taken)]), taken, "handed out of the queue", before[0])
+            return back
+
         def watched_fork(parent: Any, child: Any) -> list[tuple[int, int]]:
             tables = self._tables()
             copies = fork(parent, child)
@@ -531,7 +586,7 @@ class Machine:
             return victim
 
         a.can_admit, a.admit, a.grow, a.release = watched_can_admit, watched_admit, watched_grow, watched_release
-        a.fork = watched_fork
+        a.fork, a.restore = watched_fork, watched_restore
         self.scheduler.victim.choose = watched_choose
 
     def _check_taken(self, taken: list[int], free: list[int], at_admission: bool) -> None:
@@ -604,7 +659,7 @@ class Machine:
         seq, before = Served(r), self._snapshot()
         free = set(before[0])
         try:
-            table = list(self.allocator.admit(seq))
+            table = self.allocator.admit(seq).table
         except OutOfBlocks:
             must("fits", not self._fits(r, [0], free, 0), seq, "refused with", free, "free")
         else:
@@ -654,7 +709,7 @@ class Machine:
             self.check()
             return
         plan = self._schedule()
-        kv = self.executor.kv.copy()
+        kv, host_kv = self.executor.kv.copy(), self.executor.host_kv.copy()
         size = self.world.block_size
         mapped = Counter(block for _, part in self._running() for block in part.table)
         slots = set()
@@ -662,11 +717,15 @@ class Machine:
             for position in range(part.computed, part.computed + fed):
                 must("I24", mapped[part.table[position // size]] == 1, "written while shared:", part.table, mapped)
                 slots.add(self._slot(part.table, position))
-        copied = {copy.destination * size + offset for copy in plan.copies for offset in range(size)}
+        written = [copy.destination for copy in plan.copies] + [block for _, block in plan.swapped_in]
+        copied = {block * size + offset for block in written for offset in range(size)}
+        moved = [host for _, host in plan.swapped_out] + [host for host, _ in plan.swapped_in]
         outcome = self.executor.execute(plan)
         self._check_told(plan)
         stray = set(np.flatnonzero(self.executor.kv != kv).tolist()) - slots - copied
         must("I11", not stray, "slots", stray, "written,", slots, "fed,", copied, "copied")
+        stray = {slot // size for slot in np.flatnonzero(self.executor.host_kv != host_kv)} - set(moved)
+        must("I11", not stray, "host blocks", stray, "written,", moved, "moved")
         self._commit(plan, outcome)
         self.steps += 1
         self.check()
@@ -683,12 +742,27 @@ class Machine:
         plan = scheduler.schedule()
         must("I32", bool(plan.batch), "nothing can run:", len(waiting), "waiting,", before)
 
+        host_free, outs = self.world.host_blocks - self._on_host(), list(plan.swapped_out)
         for record in plan.preempted:
             victim = self._of(record.victim)
             must("victim", victim.state == "running", victim.seq, "did not run")
             must("victim", self._of(record.beneficiary).state == "running", record, "helps nobody")
             shared = len(victim.request.prompt)
             lost = sum(part.computed for part in victim.feeding) - shared * (len(victim.feeding) - 1)
+            stored = self._stored(victim)
+            leaving = {block for table in stored for block in table}
+            asked = w.preemption == "swap"
+            swaps = asked and len(leaving) <= host_free
+            must(
+                "kind", (record.kind == "swap") == swaps, record, len(leaving), "blocks,", host_free, "free on the host"
+            )
+            must("kind", record.fallback == (asked and not swaps), record)
+            if swaps:
+                lost, host_free = 0, host_free - len(leaving)
+                mine, outs = outs[: len(leaving)], outs[len(leaving) :]
+                must("I28", sorted(block for block, _ in mine) == sorted(leaving), mine, "moved of", stored)
+            moved = len(leaving) if swaps else 0
+            must("kind", (record.blocks_moved, record.bytes_moved) == (moved, moved * BLOCK_BYTES), record)
             must("I33", record.tokens_lost == lost, record, ",", lost, "computed")
             must("I01", record.blocks_freed == self._check_left(victim, victim.live), record)
             rows = [part.row for part in victim.live]
@@ -697,20 +771,29 @@ class Machine:
             for part in victim.feeding:
                 part.high = max(part.high, part.computed)
             victim.lost += lost
-            victim.moved("waiting")
+            if swaps:
+                victim.swapped_out(stored)
+                self.swaps += 1
+            else:
+                victim.moved("waiting")
             self.preemptions += 1
             for part in victim.live:
                 seq = victim.seq.branches[part.index] if victim.several else victim.seq
                 must("I17", seq.output == part.output, seq)
-                must("I10", seq.computed == victim.seq.computed == 0, seq, "has no blocks")
+                must("I10", swaps or seq.computed == victim.seq.computed == 0, seq, "has no blocks")
+        must("I28", not outs, outs, "moved for nobody")
+        must("fence", len({host for _, host in plan.swapped_out}) == len(plan.swapped_out), plan.swapped_out)
         must("rows", Counter(plan.released) == Counter(self._rows_left), plan.released, self._rows_left)
         self._rows_left = []
 
+        returned = self._check_returned(plan, waiting)
         for new in plan.admitted:
+            if new.request.id in returned:
+                continue
             must("queue", new.request.id in {account.id for account in waiting}, new, "was not waiting")
             account = self._of(new.request.id)
-            first = min(waiting, key=lambda each: each.arrived)
-            must("fcfs", account is first, account.arrived, "admitted,", first.arrived, "waiting")
+            first = min(waiting, key=lambda each: each.place)
+            must("fcfs", account is first, account.place, "admitted,", first.place, "waiting")
             waiting.remove(account)
             taken = {part.row for _, part in self._running()}
             account.state = "running"
@@ -729,6 +812,8 @@ class Machine:
             must("I30", new.block_ids == account.live[0].table, new, account.live[0].table)
 
         rows = {part.row: (account, part) for account, part in self._running()}
+        told_to = {fork.row for fork in plan.forked}
+        must("fork", told_to <= rows.keys(), plan.forked, "of rows", sorted(rows))
         copies = list(due)
         for growth in plan.grown:
             must("I30", growth.row in rows, growth, "of a row that nobody has")
@@ -769,7 +854,13 @@ class Machine:
         running = len(self._in("running"))
         if plan.admitted and running > 1 and w.allocator == "paged":
             must("watermark", len(free) >= int(w.watermark * w.num_blocks), free, "left of", w.num_blocks)
-        if w.batching == "prefill_first" and not plan.admitted and not prefilling:
+        heads = sorted(waiting, key=lambda each: each.place)
+        to_come_back = bool(returned) or bool(heads and heads[0].swapped)
+        if w.batching == "prefill_first" and to_come_back:
+            left = w.tokens - plan.total_tokens if heads and heads[0].swapped and not prefilling else 0
+            looked_at = (left, self._in("waiting"), free, running, len(rows))
+            self._check_blocked(plan, *looked_at, preempted=bool(plan.preempted))
+        elif w.batching == "prefill_first" and not plan.admitted and not prefilling:
             looked_at = (w.tokens, waiting, before["free"], before["running"], rows_before)
             self._check_blocked(plan, *looked_at, preempted=False)
         else:
@@ -778,6 +869,52 @@ class Machine:
             self._check_blocked(plan, *looked_at, preempted=bool(plan.preempted))
         self._check_usage({id(part): fed for _, part, fed in work})
         return plan
+
+    def _on_host(self) -> int:
+        """Blocks that are there."""
+        return sum(len({block for table in a.stored for block in table}) for a in self.accounts if a.swapped)
+
+    def _check_returned(self, plan: Plan, waiting: list[Account]) -> set[int]:
+        """Those that come back from the host, before all others; returns their ids. They are taken out of `waiting`."""
+        moves, ids = list(plan.swapped_in), set()
+        free_on_host = set(self.allocator.host.pool.free_ids()) if self.allocator.host else set()
+        must("fence", not free_on_host & {host for host, _ in moves}, moves, "read, free on the host:", free_on_host)
+        for record in plan.returned:
+            account = self._of(record.request_id)
+            first = min(waiting, key=lambda each: each.place)
+            must("fcfs", account.swapped and account is first, account.place, "returned,", first.place, "waiting")
+            waiting.remove(account)
+            taken = {part.row for _, part in self._running()}
+            account.state, account.swapped = "running", False
+            told = {new.row: new for new in plan.admitted if new.request.id == account.id}
+            must("rows", len(told) == len(account.feeding), told)
+            for part in account.live:
+                part.row = account.seq.branches[part.index].row if account.several else account.seq.row
+                must("rows", part.row not in taken and 0 <= part.row < self.world.max_num_seqs, part.row, taken)
+                taken.add(part.row)
+                part.entered_with = 0
+            moved: dict[int, int] = {}
+            for part, old in zip(account.feeding, account.stored, strict=True):
+                part.entered_with = part.computed if account.forked else len(account.tokens(part))
+                new = told.get(part.row)
+                must("rows", new is not None, "row", part.row, "is told nothing")
+                part.table = list(new.block_ids)  # as it came back: it may grow in this step
+                must("I07", len(part.table) == ceil_div(part.entered_with, self.world.block_size), part.table)
+                for before, now in zip(old, part.table, strict=False):
+                    must("I28", moved.setdefault(before, now) == now, account.stored, "came back as", part.table)
+                must("I17", new.token_ids.tolist() == account.tokens(part), new)
+                must("I10", new.computed == part.computed, new, part)
+            must("I28", len(set(moved.values())) == len(moved), account.stored, "came back as", moved)
+            mine, moves = moves[: len(moved)], moves[len(moved) :]
+            must("I28", {block for _, block in mine} == set(moved.values()), mine, "moved,", moved, "expected")
+            said = (record.blocks_moved, record.bytes_moved, record.blocks_attached)
+            must("kind", said == (len(moved), len(moved) * BLOCK_BYTES, 0), record)
+            ids.add(account.id)
+        must("I28", not moves, moves, "moved for nobody")
+        into = [block for _, block in plan.swapped_in]
+        into += [copy.destination for copy in plan.copies]
+        must("fence", len(set(into)) == len(into), plan.swapped_in, plan.copies)
+        return ids
 
     def _work(self, plan: Plan) -> list[tuple[Account, Part, int]]:
         return [(*self._part(seq), fed) for seq, fed in zip(plan.batch, plan.num_tokens, strict=True)]
@@ -788,8 +925,8 @@ class Machine:
         """The next in line, when the step last looked at it: was it refused for memory, and rightly?"""
         w, blocked = self.world, bool(plan.preempted)
         if waiting:
-            head = min(waiting, key=lambda each: each.arrived)
-            whole = w.batching == "prefill_first"
+            head = min(waiting, key=lambda each: each.place)
+            whole = w.batching == "prefill_first" and left > 0 and not head.swapped
             looked = left == w.tokens or head.lag <= left if whole else left > 0
             if rows + len(head.live) <= w.max_num_seqs:
                 refused = not self._may_enter(head, free, running)
@@ -946,8 +1083,12 @@ class Machine:
         self._check_requests()
         self._check_usage({})
         self._check_rows_and_slots()
+        self._check_host()
         self._check_idle()
         self.scheduler.audit()
+        if self.allocator.host is not None:
+            for block in self.allocator.host.pool.free_ids():
+                self.executor._host_block(block)[:] = FREED
         for block in self.pool.free_ids():
             self.executor.kv[block * self.world.block_size : (block + 1) * self.world.block_size] = FREED
 
@@ -963,6 +1104,28 @@ class Machine:
             must("I05", (block in free) == (ref[block] == 0), "block", block, ":", ref[block], "references, free", free)
         for key, table in tables.items():
             must("I06", len(set(table)) == len(table), "sequence", key, ":", table)
+
+    def _check_host(self) -> None:
+        host = self.allocator.host
+        if host is None:
+            must("I16", self.world.preemption == "recompute", "no host pool")
+            return
+        away = [account for account in self.accounts if account.swapped]
+        must("I16", set(host.tables) == {account.id for account in away}, host.tables, away)
+        tables = {key: table for tables in host.tables.values() for key, table in tables.items()}
+        mapped = Counter(block for table in tables.values() for block in table)
+        free = host.pool.free_ids()
+        must("I16", len(set(free)) == len(free) and not mapped.keys() & set(free), free, "free on the host,", tables)
+        must("I16", len(free) == self.world.host_blocks - self._on_host(), free, "free on the host,", tables)
+        must("I16", len(free) + len(mapped) == self.world.host_blocks, free, "free on the host,", tables)
+        must("I16", host.pool.ref == [mapped[b] for b in range(self.world.host_blocks)], host.pool.ref, tables)
+        for account in away:
+            must("I16", set(host.tables[account.id]) == {account.key(p) for p in account.feeding}, host.tables)
+            for part in account.feeding:
+                table = tables[account.key(part)]
+                slots = [self._slot(table, position) for position in range(part.computed)]
+                found = self.executor.host_kv[slots].tolist()
+                must("I28", found == fingerprints_of(account.tokens(part))[: part.computed], table, "of", account.seq)
 
     def _check_requests(self) -> None:
         scheduler = self.scheduler

@@ -7,6 +7,7 @@ The product's own `audit` is silenced, so that what catches a fault is independe
 """
 
 import inspect
+import random
 import sys
 import textwrap
 
@@ -22,10 +23,9 @@ from pagedlab.allocator.reserve_output import ReserveOutput
 from pagedlab.allocator.runs import Buddy, FirstFit
 from pagedlab.core.clock import VirtualClock
 from pagedlab.core.plan import Plan
-from pagedlab.core.request import SamplingParams
 from pagedlab.executor.fingerprint import FingerprintExecutor
 from pagedlab.executor.inputs import InputBuilder
-from pagedlab.preemption.recompute import Recompute
+from pagedlab.preemption.base import Preemption
 from pagedlab.preemption.victim.last_arrived import LastArrived
 from pagedlab.preemption.victim.most_blocks import MostBlocks
 from pagedlab.scheduler.admission.on_demand import OnDemand
@@ -37,9 +37,10 @@ from pagedlab.scheduler.group import Group, Samples
 from pagedlab.scheduler.order.base import Order
 from pagedlab.scheduler.order.fcfs import Fcfs
 from pagedlab.scheduler.scheduler import Scheduler
-from tests.engine.machine import Violation, random_program
+from tests.engine.machine import Violation, expected, random_program
+from tests.lab import VOCAB, naive_answer, request, run
 
-PROGRAMS = 300
+PROGRAMS = 500
 
 
 def rewrite(patch, owner, name, old, new):
@@ -142,14 +143,14 @@ MUTATIONS = {
     "one_block_too_few_at_admission": (
         PagedAllocator,
         "_blocks_at_admission",
-        "self.pool.allocate(blocks_for(seq.num_tokens, self.pool.block_size))",
-        "self.pool.allocate(max(1, seq.num_tokens // self.pool.block_size))",
+        "blocks = blocks_for(seq.num_tokens, size)",
+        "blocks = max(1, seq.num_tokens // size)",
     ),
     "one_block_too_many_at_admission": (
         PagedAllocator,
         "_blocks_at_admission",
-        "self.pool.allocate(blocks_for(seq.num_tokens, self.pool.block_size))",
-        "self.pool.allocate(seq.num_tokens // self.pool.block_size + 1)",
+        "blocks = blocks_for(seq.num_tokens, size)",
+        "blocks = seq.num_tokens // size + 1",
     ),
     "growth_comes_one_token_late": (
         PagedAllocator,
@@ -193,9 +194,8 @@ MUTATIONS = {
     "usage_calls_reserved_what_is_tail": (
         Allocator,
         "usage",
-        "reserved=self._promised - self._tokens,\n"
-        "        block_tail=(self.pool.num_blocks - self.pool.num_free) * size - self._promised",
-        "reserved=(self.pool.num_blocks - self.pool.num_free) * size - self._tokens,\n        block_tail=0",
+        "reserved=self._promised - self._tokens,\n        block_tail=self.pool.num_held * size - self._promised",
+        "reserved=self.pool.num_held * size - self._tokens,\n        block_tail=0",
     ),
     "released_sequence_is_still_held": (
         Allocator,
@@ -203,7 +203,12 @@ MUTATIONS = {
         "self.holdings.pop(key, None)",
         "self.holdings.get(key)",
     ),
-    "can_admit_forgets_the_watermark": (PagedAllocator, "can_admit", " + keep_free", ""),
+    "can_admit_forgets_the_watermark": (
+        PagedAllocator,
+        "can_admit",
+        "self._blocks_to_begin(seq) + keep_free <=",
+        "self._blocks_to_begin(seq) <=",
+    ),
     "never_fits_is_off_by_one": (Allocator, "refusal", "need <= self.max_run", "need <= self.max_run + 1"),
     # ---- contiguous runs
     "buddy_merges_the_wrong_neighbour": buddy_merges_the_wrong_neighbour,
@@ -228,10 +233,10 @@ MUTATIONS = {
     ),
     "power_of_two_rounds_down": (PowerOfTwo, "slots", "- 1).bit_length()", ").bit_length() >> 1"),
     # ---- preemption
-    "preempt_loses_a_token": (Recompute, "preempt", "lost =", "seq.output and seq.output.pop()\n    lost ="),
-    "preempt_does_not_reset_computed": (Recompute, "preempt", "part.computed = 0", "pass"),
-    "preempt_forgets_to_release": (Recompute, "preempt", "self.allocator.release(part.key)", "0"),
-    "preempt_says_it_lost_nothing": (Recompute, "preempt", ", lost\n", ", 0\n"),
+    "preempt_loses_a_token": (Preemption, "recompute", "lost =", "seq.output and seq.output.pop()\n    lost ="),
+    "preempt_does_not_reset_computed": (Preemption, "recompute", "part.computed = 0", "pass"),
+    "preempt_forgets_to_release": (Preemption, "recompute", "self.allocator.release(part.key)", "0"),
+    "preempt_says_it_lost_nothing": (Preemption, "recompute", ", lost\n", ", 0\n"),
     "earliest_is_the_victim": (LastArrived, "choose", "max(", "min("),
     "smallest_holder_is_the_victim": (MostBlocks, "choose", "max(", "min("),
     "victim_stays_in_the_batch": (Plan, "drop", "if part in self.batch", "if False"),
@@ -294,7 +299,7 @@ MUTATIONS = {
     "row_remembers_its_last_owner": (
         InputBuilder,
         "apply",
-        "len(new.token_ids), 0",
+        "len(new.token_ids), new.computed",
         "len(new.token_ids), self.computed[new.row]",
     ),
     "tokens_of_the_last_owner": (
@@ -414,15 +419,33 @@ MUTATIONS = {
     "heir_gets_nothing": (Scheduler, "_bequeath", "self.allocator.exchange(first.key, heir.key)", "pass"),
     "branches_sample_while_others_lag": (Scheduler, "prefill", "part.to_compute - 1", "part.to_compute"),
     "preempted_group_stays_forked": (Scheduler, "_preempt", "victim.forked = False", "pass"),
-    "only_one_branch_is_preempted": (Recompute, "preempt", "in seq.parts)", "in seq.parts[:1])"),
+    "only_one_branch_is_preempted": (Preemption, "recompute", "in seq.parts)", "in seq.parts[:1])"),
     "group_gets_one_row": (Scheduler, "admit_next", "len(self._rows) < len(seq.parts)", "not self._rows"),
     "ended_branch_keeps_its_blocks": (Scheduler, "_advance", "if finished:", "if not trunk.parts:"),
-    "decodes_in_part": (Chunked, "fill", "seq.num_feeding", "1"),
-    "samples_share_a_seed": (SamplingParams, "of_child", "if index == 0", "if True"),
+    "decodes_in_part": (Scheduler, "decode_all", "seq.num_feeding", "1"),
+    "first_tokens_are_taken_again": (Group, "advance", "self.started and not self.trunk.forked", "False"),
+    # ---- what the executor does of it
+    "copy_comes_after_the_write": copy_after_the_write,
+    "copy_is_not_done": (FingerprintExecutor, "execute", "in plan.copies", "in ()"),
+    "fork_is_not_applied": (InputBuilder, "apply", "in plan.forked", "in ()"),
+    "fork_copies_no_tokens": (InputBuilder, "_fork", "if fork.row != fork.parent", "if False"),
+    "fork_copies_no_table": (InputBuilder, "_fork", "self._write_table(fork.row, 0, fork.block_ids)", "pass"),
+    "fork_counts_its_tokens_as_computed": (InputBuilder, "_fork", "= known, shared", "= known, known"),
+    "trunk_offers_one_token": (
+        FingerprintExecutor,
+        "_choices",
+        "seq.branches or [seq]",
+        "[seq] * len(seq.branches or [seq])",
+    ),
+    "executor_reads_one_slot_too_few": (FingerprintExecutor, "_slots", "np.arange(context)", "np.arange(context - 1)"),
+}
+
+
+# What the outputs of a request are, which needs no program: answers are compared with those of the naive model.
+ANSWERS = {
     "best_of_keeps_the_order": (Samples, "_answer", "-(completion.score or 0.0)", "0"),
     "worst_of": (Samples, "_answer", "-(completion.score or 0.0)", "(completion.score or 0.0)"),
     "score_is_not_per_token": (Samples, "_answer", " / len(b.output)", ""),
-    "first_tokens_are_taken_again": (Group, "advance", "self.started and not self.trunk.forked", "False"),
     "beam_keeps_its_old_text": (BeamSearch, "_move", "branch.output, self._scores", "_, self._scores"),
     "beam_keeps_its_old_score": (
         BeamSearch,
@@ -439,22 +462,31 @@ MUTATIONS = {
     "early_stopping_is_ignored": (BeamSearch, "_may_improve", 'early_stopping == "true"', 'early_stopping == ""'),
     "never_is_taken_for_false": (BeamSearch, "_may_improve", 'early_stopping == "never"', 'early_stopping == ""'),
     "beams_never_give_up": (BeamSearch, "_may_improve", "> (self._finished[-1].score or 0.0)", "> -1e9"),
-    # ---- what the executor does of it
-    "copy_comes_after_the_write": copy_after_the_write,
-    "copy_is_not_done": (FingerprintExecutor, "execute", "in plan.copies", "in ()"),
-    "fork_is_not_applied": (InputBuilder, "apply", "in plan.forked", "in ()"),
-    "fork_copies_no_tokens": (InputBuilder, "_fork", "if fork.row != fork.parent", "if False"),
-    "fork_copies_no_table": (InputBuilder, "_fork", "self._write_table(fork.row, 0, fork.block_ids)", "pass"),
-    "fork_counts_its_tokens_as_computed": (InputBuilder, "_fork", "= known, shared", "= known, known"),
-    "trunk_offers_one_token": (
-        FingerprintExecutor,
-        "_choices",
-        "seq.branches or [seq]",
-        "[seq] * len(seq.branches or [seq])",
-    ),
-    "too_few_candidates": (FingerprintExecutor, "_choices", "count = num_candidates(", "count = -1 + num_candidates("),
-    "executor_reads_one_slot_too_few": (FingerprintExecutor, "_slots", "np.arange(context)", "np.arange(context - 1)"),
+    "too_few_candidates": (FingerprintExecutor, "_choices", "[:count].tolist()", "[: count // 2].tolist()"),
+    "beams_give_up_with_the_first_that_ends": (BeamSearch, "_may_improve", "< sampling.beam_width", "< 1"),
 }
+
+
+def hunt_answers():
+    """(output, request, what it is) of the first wrong answer; None when all are right."""
+    rng = random.Random(0)
+    for number in range(300):
+        beams = {"beam_width": rng.choice([2, 3, 4]), "early_stopping": rng.choice(["false", "true", "never"])}
+        beams["length_penalty"] = rng.choice([-1.0, 0.0, 0.5, 1.0, 2.0])
+        samples = {"temperature": 1.0, "seed": rng.randrange(9), "n": rng.choice([1, 2]), "best_of": rng.choice([2, 4])}
+        prompt = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 6))]
+        asked = request(prompt, 14, id=number, ignore_eos=False, **rng.choice([beams, beams, samples]))
+        eos = rng.randrange(VOCAB)
+        recorder, _ = run([asked], 64, eos=eos)
+        got, want = recorder.sequences[0].outputs(), naive_answer(asked, eos)
+        if [c.token_ids for c in got] != [c.token_ids for c in want]:
+            return "tokens", number, f"{got} is not {want}"
+        if any(a.score is not None and abs(a.score - b.score) > 1e-9 for a, b in zip(got, want, strict=True)):
+            return "score", number, f"{got} is not {want}"
+        steps = expected(tuple(prompt), 14, 14, asked.sampling, eos)[2]
+        if steps and len(recorder.sequences[0].token_s) != len(steps) + 1:
+            return "steps", number, f"{len(recorder.sequences[0].token_s)} is not {len(steps) + 1}"
+    return None
 
 
 def hunt():
@@ -469,18 +501,22 @@ def hunt():
     return None
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize("name", [*MUTATIONS, *ANSWERS])
 def test_a_seeded_fault_is_caught(name, record_property):
-    mutation = MUTATIONS[name]
+    mutation = MUTATIONS.get(name) or ANSWERS[name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scheduler, "audit", lambda self: None)
         mutation(patch) if callable(mutation) else rewrite(patch, *mutation)
-        caught = hunt()
-    assert caught is not None, f"{PROGRAMS} programs passed"
+        try:
+            caught = hunt() if name in MUTATIONS else hunt_answers()
+        except Exception as error:  # the product fell over by itself
+            caught = type(error).__name__, -1, str(error)
+    assert caught is not None, "every program, or answer, passed"
     check, program, said = caught
     record_property("caught_by", check)
     print(f"{name}: caught by {check} in program {program}: {said[:300]}")
 
 
-def test_the_clean_core_passes_as_many_programs():
+def test_the_clean_core_passes_as_many_programs_and_answers():
     assert hunt() is None
+    assert hunt_answers() is None

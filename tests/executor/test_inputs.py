@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedlab.core.plan import Admission, Growth, Plan
+from pagedlab.core.plan import Admission, Fork, Growth, Plan
 from pagedlab.core.request import Request, Sequence
 from pagedlab.executor.inputs import InputBuilder
 
@@ -125,6 +125,7 @@ class Series:
             self.ids += 1
             rows[row] = Row(seq, list(tokens), list(blocks))
             admit(plan, seq, blocks)
+        self.fork(plan)
         names = draw(st.permutations(sorted(rows)), "batch") if rows else []
         for row in names[: draw(st.integers(1, ROWS))]:
             state = rows[row]
@@ -138,6 +139,25 @@ class Series:
                 plan.grown.append(Growth(row, len(state.blocks), new))
                 state.blocks += new
         return plan
+
+    def fork(self, plan: Plan) -> None:
+        """Sometimes a row that was there before goes on in an empty one, from tokens it has fed; or in its own."""
+        draw, rows = self.data.draw, self.naive.rows
+        new = {admission.row for admission in plan.admitted}
+        parents = [row for row in rows if row not in new and 0 < rows[row].computed < MAX_LEN]
+        if not parents or not draw(st.booleans(), "fork"):
+            return
+        parent = draw(st.sampled_from(parents), "parent")
+        gone = {*plan.released, *rows} - {parent}
+        row = draw(st.sampled_from([row for row in range(ROWS) if row not in gone]), "into")
+        old = rows[parent]
+        shared = old.computed
+        tail = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=MAX_LEN - shared), "then")
+        blocks = [] if row == parent else self.take(len(old.blocks))
+        seq = sequence(row, old.tokens[:shared], self.ids)
+        self.ids += 1
+        rows[row] = Row(seq, old.tokens[:shared] + tail, list(blocks) or old.blocks, shared)
+        plan.forked.append(Fork(row, parent, shared, tail, blocks))
 
     def step(self) -> None:
         plan = self.plan()
@@ -158,7 +178,8 @@ class Series:
             held = self.blocks_for(row.computed)
             assert entries[:held].tolist() == row.blocks[:held]
         in_batch = {seq.row for seq in plan.batch}
-        assert changed_rows(computed, self.builder.computed) <= in_batch | {a.row for a in plan.admitted}
+        told = {delta.row for delta in (*plan.admitted, *plan.forked)}
+        assert changed_rows(computed, self.builder.computed) <= in_batch | told
         self.check_types(step)
 
         drawn = self.data.draw(st.lists(st.integers(0, 2**31 - 1), min_size=len(want["sampled_seqs"])), "sampled")
@@ -178,6 +199,10 @@ class Series:
     def check_deltas(self, plan: Plan, table: np.ndarray, tokens: np.ndarray) -> None:
         """The table and the tokens are those from before, and over them what the plan says: not a number more."""
         table = np.pad(table, [(0, 0), (0, self.builder.block_table.shape[1] - table.shape[1])])
+        for fork in plan.forked:
+            tokens[fork.row, : fork.num_tokens] = tokens[fork.parent, : fork.num_tokens]
+            tokens[fork.row, fork.num_tokens : fork.num_tokens + len(fork.token_ids)] = fork.token_ids
+            table[fork.row, : len(fork.block_ids)] = fork.block_ids
         for new in plan.admitted:
             table[new.row, : len(new.block_ids)] = new.block_ids
             tokens[new.row, : len(new.token_ids)] = new.token_ids

@@ -1,12 +1,15 @@
 """From logits to tokens: greedy, filters by hand, frequencies, and what a sample may depend on."""
 
 import math
+from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
 
+from pagedlab.core.mixing import uniform
 from pagedlab.core.request import SamplingParams
-from pagedlab.executor.sampling import sample
+from pagedlab.executor.sampling import _draw, _from_head, sample
 
 FOUR = (0.4, 0.3, 0.2, 0.1)
 
@@ -30,6 +33,38 @@ def chi_square(tokens, expected):
     assert set(tokens) <= set(possible)
     counts = {token: tokens.count(token) for token in possible}
     return sum((counts[t] - len(tokens) * expected[t]) ** 2 / (len(tokens) * expected[t]) for t in possible)
+
+
+# ---- the definition ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("vocabulary", [1, 5, 256, 257, 3000])
+def test_many_rows_at_once_are_what_each_is_by_its_own_definition(dtype, vocabulary):
+    """Flat rows and steep ones, ties, tokens of no probability, any filters: those a head can settle and the others."""
+    random, chance = torch.Generator().manual_seed(vocabulary), Random(vocabulary)
+    settled = rows = 0
+    for scale in (0.0, 0.1, 1.0, 5.0, 30.0):
+        logits = (torch.randn(70, vocabulary, generator=random) * scale).to(dtype)
+        logits[:, 1:][torch.rand(70, vocabulary - 1, generator=random) < 0.2] = -math.inf
+        params = [
+            SamplingParams(
+                temperature=chance.choice([0.0, 1e-5, 1e-3, 0.3, 0.8, 1.0, 50.0, 1e20]),
+                top_p=chance.choice([1.0, 1.0, 0.95, 0.5, 0.25, 1e-6]),
+                top_k=chance.choice([0, 0, 1, 2, 50, 256, 257, 1000]),
+                seed=chance.randrange(2**63),
+            )
+            for _ in range(70)
+        ]
+        tokens = sample(logits, params, list(range(70))).tolist()
+        us = [uniform(p.seed, i) for i, p in enumerate(params)]
+        settled += int(
+            _from_head(logits, [replace(p, temperature=max(p.temperature, 1e-5)) for p in params], us)[1].sum()
+        )
+        rows += 70
+        for row, p, u, token in zip(logits, params, us, tokens, strict=True):
+            assert token == int(_draw(row, p, u) if p.temperature >= 1e-5 else row.argmax())
+    assert settled > rows / 3, "next to nothing is settled without a sort"
 
 
 # ---- greedy -------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pagedlab.allocator.base import ALLOCATORS
 from pagedlab.allocator.caching_pool import CachingPool
 from pagedlab.allocator.fresh_pool import FreshPool
+from pagedlab.allocator.host import Host
 from pagedlab.allocator.paged import PagedAllocator
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.allocator.prefixes import Prefixes
@@ -30,6 +31,7 @@ from pagedlab.scheduler.order.base import ORDERS
 from pagedlab.scheduler.order.fcfs import Fcfs
 from pagedlab.scheduler.scheduler import Scheduler
 from tests.hardware.devices import cost_model
+from tests.lab import ADAPTIVE, BLOCK_BYTES
 
 BLOCK = 4
 
@@ -50,22 +52,42 @@ class Counted(SimulatedExecutor):
 
 
 def served(
-    requests, skip, blocks, allocator, batching, tokens, order, victim, admission, watermark, overlap, cache, audit
+    requests,
+    skip,
+    blocks,
+    allocator,
+    batching,
+    tokens,
+    order,
+    victim,
+    admission,
+    watermark,
+    overlap,
+    cache,
+    audit,
+    preemption,
 ):
     if cache is None:
-        fresh = skip and allocator == "paged" and all(request.width == 1 for request in requests)
+        fresh = (
+            skip
+            and allocator == "paged"
+            and preemption == "recompute"
+            and all(request.width == 1 for request in requests)
+        )
         a = ALLOCATORS[allocator]((FreshPool if fresh else BlockPool)(blocks, BLOCK), 64)
     else:
         index, eviction = cache
         pool = CachingPool(blocks, BLOCK, LeafFirst(EVICTIONS[eviction](blocks)))
         a = PagedAllocator(pool, 64, Prefixes(PREFIX_CACHES[index](BLOCK, Digest()), pool))
+    if PREEMPTIONS[preemption].needs_host:
+        a.host = Host(blocks // 2, BLOCK, BLOCK_BYTES)
     executor = Counted(cost_model(block_size=BLOCK), blocks, 50, overlap)
     scheduler = Scheduler(
         a,
         ORDERS[order](0) if isinstance(order, str) else order(0),
         ADMISSIONS[admission](a, watermark),
         BATCHINGS[batching](tokens),
-        PREEMPTIONS["recompute"](a),
+        PREEMPTIONS[preemption](a, ADAPTIVE),
         VICTIMS[victim](a),
         8,
         executor.foretold,
@@ -129,6 +151,7 @@ CACHES = [None] * 6 + [(index, name) for index in PREFIX_CACHES for name in ("lr
     overlap=st.booleans(),
     cache=st.sampled_from(CACHES),
     audit=st.sampled_from([0, 0, 1, 3]),
+    preemption=st.sampled_from(["recompute", *PREEMPTIONS]),
 )
 @settings(max_examples=200, deadline=None)
 def test_skipping_is_the_same_as_planning_every_step(rows, **choices):
@@ -149,6 +172,7 @@ CHOICES |= {
     "cache": None,
     "audit": 1,
 }
+CHOICES |= {"preemption": "recompute"}
 BUSY = [(9 + 5 * i % 13, 40, 6 + 7 * i % 23, 0.012 * (i % 3)) for i in range(16)]
 
 

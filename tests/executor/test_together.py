@@ -206,7 +206,7 @@ FAULTS = {
     "who_left_still_grows": (Cohort, "_filled", "if self._members.get(m.seq.id) is m", ""),
     "memory_is_not_looked_at": (Cohort, "decode", "self._num_full() > self._allocator.pool.num_available", "False"),
     "the_limit_is_not_looked_at": (Cohort, "decode", "len(self._members) > most", "False"),
-    "a_left_over_token_is_not_seen": (Cohort, "decode", "seq.pending == 1", "False"),
+    "a_left_over_token_is_not_seen": (Cohort, "decode", "seq.to_compute == 1", "False"),
     "the_last_admitted_comes_first": (Cohort, "admitted", "self._admissions += 1", "self._admissions -= 1"),
     "slots_are_not_counted": (Cohort, "_give_blocks", "self._allocator.fill", "(lambda count: None)"),
     "times_are_those_of_all_steps": (

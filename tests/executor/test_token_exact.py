@@ -225,6 +225,7 @@ def smollm2() -> Served:
         max_prompt_tokens=90,
         min_output_tokens=NEW,
         max_total_tokens=None,
+        pin_system=False,
         arrival=ArrivalSettings("at_once"),
     )
     greedy = SamplingSettings(temperature=0.0, top_p=1.0, top_k=0, ignore_eos=True)

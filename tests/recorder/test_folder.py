@@ -28,7 +28,7 @@ from pagedlab.recorder.folder import events_table, requests_table, timeline_tabl
 from pagedlab.recorder.metrics import SPLIT
 from pagedlab.run import run
 from tests.config.composed import composed
-from tests.lab import naive_output, request
+from tests.lab import naive_answer, naive_output, request
 from tests.recorder.served import served
 from tests.recorder.writer import FILES, check_not_mixed, numbered, runs_in, write
 
@@ -57,6 +57,8 @@ REQUESTS = {
     "token_s": pa.list_(S),
     "prompt_token_ids": pa.list_(I32),
     "output_token_ids": pa.list_(I32),
+    "further_output_token_ids": pa.list_(pa.list_(I32)),
+    "output_scores": pa.list_(S),
 }
 TIMELINE = {
     "step": I64,
@@ -70,6 +72,18 @@ TIMELINE = {
     "decode_tokens": I32,
     **{f"kv_{kind}": I64 for kind in SPLIT},
     "memory_blocked": pa.bool_(),
+    "blocks_mapped": I32,
+    "blocks_saved": I32,
+    "prefix_queried_tokens": I64,
+    "prefix_hit_tokens": I64,
+    "prefix_evicted_blocks": I64,
+    "blocks_copied": I32,
+    "copy_s": S,
+    "blocks_swapped_out": I32,
+    "blocks_swapped_in": I32,
+    "swap_out_s": S,
+    "swap_in_s": S,
+    "host_blocks": I32,
     "preemptions": I64,
 }
 EVENTS = {
@@ -81,6 +95,14 @@ EVENTS = {
     "reason": pa.string(),
     "blocks_freed": I64,
     "tokens_lost": I64,
+    "by": pa.string(),
+    "fallback": pa.bool_(),
+    "blocks_moved": I64,
+    "blocks_attached": I64,
+    "bytes_moved": I64,
+    "seconds": S,
+    "swap_estimate_s": S,
+    "recompute_estimate_s": S,
 }
 
 
@@ -140,6 +162,7 @@ def test_the_summary_has_every_number_that_the_docs_name(run_folder):
     summary = strict(run_folder / "summary.json")
     named = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
     named -= {"length", "oracle", "power_of_two", "refusal", "max_model_len"}  # named there, but no numbers
+    named -= {"n", "best_of", "length_penalty", "output_scores", "token_s", "blocks_saved", "blocks_mapped"}
     assert set(SPLIT) < named
     assert {f"kv_{name}_fraction" if name in SPLIT else name for name in named} <= set(summary)
     assert {"status", "num_requests", "completed", "refused", "steps", "block_size", "kv_num_blocks"} <= set(summary)
@@ -162,6 +185,8 @@ def test_the_summary_says_what_the_run_was(run_folder):
         "admission": "on_demand",
         "preemption": "recompute",
         "victim": "last_arrived",
+        "prefix_cache": "none",
+        "eviction": None,  # there is nothing to evict
         "workload": "synthetic",
         "seed": 0,
         "max_model_len": 512,
@@ -235,6 +260,8 @@ def test_a_row_of_each_kind_of_request():
         "token_s": [1.0, 2.0],
         "prompt_token_ids": requests[0].prompt.tolist(),
         "output_token_ids": tokens,
+        "further_output_token_ids": [],
+        "output_scores": [None],
     }
     assert second["status"] == Status.REFUSED.value == "refused"
     assert "can need 6 blocks of 4 slots" in second["refusal"]
@@ -245,11 +272,41 @@ def test_a_row_of_each_kind_of_request():
     assert third["output_token_ids"] == naive_output(requests[2])[:2]
 
 
+@pytest.mark.parametrize(
+    ("sampling", "counted"),
+    [({"n": 3, "temperature": 1.0}, 9), ({"n": 2, "best_of": 3, "temperature": 1.0}, 6), ({"beam_width": 3}, 3)],
+    ids=str,
+)
+def test_a_row_of_a_request_of_several_outputs(sampling, counted):
+    """R(10, 3), a step a second, no copies timed: the first output in its column, the others, best first, in theirs."""
+    recorder, summary = served([request(10, 3, **sampling)], 16)
+    (row,) = requests_table(recorder).to_pylist()
+    answer = naive_answer(request(10, 3, **sampling))
+    assert row["output_token_ids"] == answer[0].token_ids
+    assert row["further_output_token_ids"] == [output.token_ids for output in answer[1:]]
+    expected = [None] * 3 if sampling.get("n") == 3 else pytest.approx([output.score for output in answer])
+    assert row["output_scores"] == expected
+    assert row["output_tokens"] == summary["output_tokens"] == counted
+    assert (row["token_s"], row["finish_reason"], row["e2e_s"]) == ([1.0, 2.0, 3.0], "length", 3.0)
+    assert row["normalized_latency_s_per_token"] == 1.0
+
+
+def test_what_is_left_of_a_request_of_several_outputs_that_was_stopped():
+    recorder, summary = served([request(10, 5, n=3, temperature=1.0)], 16, stop_after=2)
+    (row,) = requests_table(recorder).to_pylist()
+    whole = naive_answer(request(10, 5, n=3, temperature=1.0))
+    assert row["output_token_ids"] == whole[0].token_ids[:2]
+    assert row["further_output_token_ids"] == [output.token_ids[:2] for output in whole[1:]]
+    assert (row["status"], row["output_tokens"], summary["output_tokens"]) == ("running", 6, 6)
+
+
 def test_rows_of_the_timeline_of_e43_and_its_event():
     """Two R(14, 18), N = 8, B = 4: in second 3 the younger is preempted, in second 18 it comes back with 17 tokens."""
     recorder, _ = served([request(14, 18, id=0), request(14, 18, id=1)], 8)
     rows = timeline_table(recorder).to_pylist()
-    common = {"kv_reserved": 0, "kv_internal": 0, "kv_cached_idle": 0}
+    common = {"kv_reserved": 0, "kv_internal": 0, "kv_cached_idle": 0, "blocks_saved": 0, "blocks_copied": 0}
+    common |= {"blocks_swapped_out": 0, "blocks_swapped_in": 0, "swap_out_s": 0.0, "swap_in_s": 0.0, "host_blocks": 0}
+    common |= {"copy_s": 0.0, "prefix_queried_tokens": 0, "prefix_hit_tokens": 0, "prefix_evicted_blocks": 0}
     assert rows[0] == common | {
         "step": 0,
         "start_s": 0.0,
@@ -265,6 +322,7 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
         "kv_free": 0,
         "kv_external": 0,
         "memory_blocked": False,
+        "blocks_mapped": 8,
         "preemptions": 0,
     }
     assert rows[3] == common | {
@@ -282,6 +340,7 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
         "kv_free": 0,
         "kv_external": 12,
         "memory_blocked": True,
+        "blocks_mapped": 5,
         "preemptions": 1,
     }
     assert (rows[18]["prefill_tokens"], rows[18]["decode_tokens"], rows[18]["preemptions"]) == (17, 0, 1)
@@ -295,8 +354,41 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
             "reason": "pool exhausted",
             "blocks_freed": 4,
             "tokens_lost": 16,
+            "by": "recompute",
+            "fallback": False,
+            "blocks_moved": 0,
+            "blocks_attached": None,
+            "bytes_moved": 0,
+            "seconds": 0.0,
+            "swap_estimate_s": None,
+            "recompute_estimate_s": None,
         }
     ]
+
+
+def test_rows_of_e43_by_swap():
+    """Steps of 1 s, a block to the host or back 0.25 s: out in second 3, back in second 19 + 1."""
+    recorder, summary = served(
+        [request(14, 18, id=0), request(14, 18, id=1)], 8, preemption="swap", host_blocks=6, swap_s=0.25
+    )
+    rows = timeline_table(recorder).to_pylist()
+    moved = [(r["step"], r["blocks_swapped_out"], r["blocks_swapped_in"]) for r in rows]
+    assert [row for row in moved if row[1:] != (0, 0)] == [(3, 4, 0), (18, 0, 4)]
+    assert [r["host_blocks"] for r in rows] == [0, 0, 0, *[4] * 16, *[0] * (len(rows) - 19)]
+    assert (rows[3]["swap_out_s"], rows[18]["swap_in_s"]) == (1.0, 1.0)
+    assert rows[3]["end_s"] - rows[3]["start_s"] == rows[18]["end_s"] - rows[18]["start_s"] == 2.0
+    out, back = events_table(recorder).to_pylist()
+    assert (out["kind"], out["by"], out["victim"], out["beneficiary"]) == ("preemption", "swap", 1, 0)
+    assert (out["blocks_moved"], out["bytes_moved"], out["seconds"], out["tokens_lost"]) == (4, 4000, 1.0, 0)
+    assert (back["kind"], back["by"], back["victim"], back["beneficiary"]) == ("return", "swap", 1, None)
+    assert (back["blocks_moved"], back["blocks_attached"], back["bytes_moved"]) == (4, 0, 4000)
+    assert (back["seconds"], back["step"]) == (1.0, 18)
+    assert (summary["preemptions"], summary["swaps"], summary["swap_fallbacks"]) == (1, 1, 0)
+    assert (summary["swapped_out_bytes"], summary["swapped_in_bytes"]) == (4000, 4000)
+    assert (summary["swap_out_s"], summary["swap_in_s"], summary["recompute_tax"]) == (1.0, 1.0, 0.0)
+    assert (summary["host_num_blocks"], summary["host_used_fraction_peak"]) == (6, 4 / 6)
+    on_host = sum(r["end_s"] - r["start_s"] for r in rows[3:19])
+    assert summary["host_used_fraction"] == pytest.approx(4 * on_host / (6 * summary["duration_s"]))
 
 
 # ---- a fault at any point of a write ------------------------------------------------------------------------------

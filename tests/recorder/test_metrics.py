@@ -18,7 +18,7 @@ from pagedlab.core.request import Sequence
 from pagedlab.core.told import Stamps
 from pagedlab.recorder import metrics
 from pagedlab.recorder.metrics import SPLIT, durations, latencies, split_over_time
-from tests.lab import request
+from tests.lab import naive_output, request
 from tests.recorder.served import FRACTIONS, served, split_rows
 
 NOTHING = {"mean": None, "p50": None, "p90": None, "p99": None}
@@ -495,3 +495,67 @@ def test_gaps_are_those_of_each_sequence_alone_also_where_steps_are_shared():
     assert sorted(np.repeat(values, counts)) == pytest.approx(sorted(alone), abs=1e-15)
     assert metrics.spread(values, counts) == pytest.approx(metrics.spread(alone), rel=1e-12)
     assert metrics.spread(*metrics._gaps([])) == dict.fromkeys(("mean", "p50", "p90", "p99"))
+
+
+# ---- sharing ------------------------------------------------------------------------------------------------------
+#
+# R(10, 3) with four samples, N = 16, 64 slots. The prompt takes 3 blocks, the last with 2 tokens.
+#   second   feeds   tables            held   tokens                  saved
+#   0        10      1 x 3 blocks      3      10                      0 of 3
+#   1        4 x 1   4 x 3 blocks      6      8 + 4 x 3 (three tails copied)   6 of 12
+#   2        4 x 1   4 x 3 blocks      6      8 + 4 x 4               6 of 12
+
+
+def four_samples(**choices):
+    return served([request(10, 3, n=4, temperature=1.0)], 16, **choices)
+
+
+def test_a_shared_slot_is_counted_once():
+    recorder, _ = four_samples()
+    assert split_rows(recorder) == [(10, 0, 0, 2, 0, 52, 0), (20, 0, 0, 4, 0, 40, 0), (24, 0, 0, 0, 0, 40, 0)]
+
+
+def test_what_sharing_saves_now_at_most_and_over_time():
+    recorder, summary = four_samples()
+    assert [(s.sharing.mapped, s.sharing.saved) for s in recorder.steps] == [(3, 0), (12, 6), (12, 6)]
+    assert summary["blocks_saved_fraction"] == about(12 / 27)
+    assert summary["blocks_saved_fraction_peak"] == about(6 / 12)
+    assert summary["blocks_copied"] == 3
+    assert summary["copy_s"] == 0
+
+
+def test_copies_take_their_time_of_the_step_that_waits_for_them():
+    """A quarter of a second a block: the second step lasts 1.75 s."""
+    recorder, summary = four_samples(copy_s=0.25)
+    assert [s.copy_s for s in recorder.steps] == [0, 0.75, 0]
+    assert summary["copy_s"] == 0.75
+    assert summary["duration_s"] == about(3.75)
+    assert summary["blocks_saved_fraction"] == about((6 * 1.75 + 6) / (3 + 12 * 1.75 + 12))
+
+
+def test_several_outputs_make_more_tokens_but_one_latency():
+    """TTFT is that of the first output, and a step that makes four tokens is one gap."""
+    recorder, summary = four_samples()
+    assert summary["output_tokens"] == 12
+    assert summary["output_tokens_per_s"] == about(4)
+    assert latencies(recorder.sequences[0]) == about(
+        {"ttft_s": 1, "tpot_s": 1, "e2e_s": 3, "normalized_latency_s_per_token": 1}
+    )
+    assert summary["mean_batch_size"] == about(3)  # 1, 4, 4
+
+
+def test_a_sample_that_ends_early_stops_promising():
+    """A reserving allocator: an early end gives back its run, and what it never filled counts as long as it stayed."""
+    eos = naive_output(request(6, 8, n=2, temperature=1.0))[1]
+    recorder, _ = served(
+        [request(6, 8, n=2, temperature=1.0, ignore_eos=False)], 16, eos=eos, allocator="reserve_output"
+    )
+    first, second = recorder.sequences[0].branches
+    assert (len(first.output), len(second.output)) == (2, 8)
+    assert sorted(recorder.stays) == [(0, 2, 13 - 7), (0, 8, 0)]
+    assert {sum(row) for row in split_rows(recorder)} == {64}
+
+
+def test_nothing_is_saved_where_nothing_is_shared():
+    _, summary = served(two_that_overlap(), 8)
+    assert summary["blocks_saved_fraction"] == summary["blocks_saved_fraction_peak"] == summary["blocks_copied"] == 0

@@ -54,6 +54,15 @@ def test_multi_turn_asks_every_question_after_all_that_was_said(sharegpt: Build,
     assert sources([first, second]) == ["a#0", "a#1"]  # and nobody answered "Bye"
 
 
+def test_pin_system_pins_the_system_prompt_of_each_turn(sharegpt: Build, talks: Talks, tokenizer: Any) -> None:
+    path = talks(
+        ("a", "system: Be brief", "human: Hi", "gpt: Hello!", "human: More", "gpt: No"), ("b", "human: Why", "gpt: So")
+    )
+    length = len(tokenizer.message("system", "Be brief"))
+    assert [r.pin_tokens for r in sharegpt(path, pin_system=True)] == [length, length, 0]
+    assert [r.pin_tokens for r in sharegpt(path)] == [0, 0, 0]
+
+
 @given(conversations=CONVERSATIONS, seed=st.integers(0, 2**40))
 def test_a_prompt_extends_the_prompt_and_the_reply_before_it(
     sharegpt: Build, talks: Talks, tokenizer: Any, conversations: list[list[str]], seed: int

@@ -68,6 +68,32 @@ def test_each_group_has_a_prefix_of_its_own_and_each_request_a_tail(synthetic: B
     assert {request.prompt_tokens for request in requests} == {30}
 
 
+def test_what_a_prefix_cache_is_told_of_each_request(synthetic: Build) -> None:
+    plain = synthetic(num_requests=3, shared_prefix_tokens=20)
+    assert {(r.pin_tokens, r.cache_priority, r.cache_salt) for r in plain} == {(0, 35, "")}
+    asked = synthetic(
+        num_requests=5, shared_prefix_tokens=20, pin_shared_prefix=True, cache_priorities=[10, 80], tenants=3
+    )
+    assert [r.cache_priority for r in asked] == [10, 80, 10, 80, 10]
+    assert [r.cache_salt for r in asked] == ["tenant 0", "tenant 1", "tenant 2", "tenant 0", "tenant 1"]
+    assert {r.pin_tokens for r in asked} == {20}
+    assert [r.prompt.tolist() for r in asked[:3]] == [r.prompt.tolist() for r in plain]
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        ({"cache_priorities": []}, "workload.cache_priorities"),
+        ({"cache_priorities": [35, 101]}, "workload.cache_priorities=101: expected numbers from 0 to 100"),
+        ({"cache_priorities": [-1]}, "workload.cache_priorities=-1"),
+        ({"tenants": 0}, "workload.tenants=0"),
+    ],
+)
+def test_what_a_prefix_cache_cannot_be_told_is_refused(synthetic: Build, asked: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        synthetic(**asked)
+
+
 def test_without_max_tokens_the_client_declares_the_length_that_comes(synthetic: Build) -> None:
     for request in synthetic(output=LengthSettings("uniform", low=1, high=50)):
         assert request.max_tokens == request.true_output_tokens

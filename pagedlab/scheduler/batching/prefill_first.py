@@ -16,7 +16,8 @@ class PrefillFirst(Batching):
     """While somebody can be admitted a step holds prompts only, as many whole ones as the token limit allows.
 
     A prompt longer than the limit is fed over several such steps (vLLM refuses that configuration). Decode steps
-    hold one token of every running sequence; with more of them than the limit the latest admitted wait.
+    hold one token of every running sequence; with more of them than the limit the latest admitted wait. Who was swapped
+    out comes back in one of these, before any new prompt (vLLM 2023).
     """
 
     def fill(self, plan: Plan, scheduler: Scheduler) -> None:
@@ -27,11 +28,17 @@ class PrefillFirst(Batching):
             budget -= scheduler.prefill(plan, seq, budget)
         while (new := scheduler.admit_next(plan, partial(self._fits, scheduler, budget))) is not None:
             budget -= scheduler.prefill(plan, new, budget)
-        if not plan.batch:
-            scheduler.decode_all(plan, self.max_tokens)
+        if plan.batch:
+            return
+        scheduler.decode_all(plan, self.max_tokens)
+        budget = self.max_tokens - plan.total_tokens
+        while budget > 0 and (back := scheduler.admit_next(plan, lambda seq: seq.swapped)) is not None:
+            budget -= scheduler.prefill(plan, back, budget)
 
     def next_wakeup(self, now: float) -> float:
         return inf
 
     def _fits(self, scheduler: Scheduler, budget: int, seq: Sequence) -> bool:
+        if seq.swapped:
+            return False
         return seq.to_compute - scheduler.allocator.cached_tokens(seq) <= budget or budget == self.max_tokens
