@@ -98,8 +98,8 @@ def _coast(
     allocator.fill(count)
     allocator.owe(steps.grown[0])
     usage, sharing = allocator.usage(), allocator.sharing()
-    first = Step(now, steps.ends[0], running, waiting, count, count, 0, usage, blocked, sharing)
-    first = first._replace(host_blocks=allocator.host_blocks)
+    on_host = allocator.host_blocks
+    first = Step(now, steps.ends[0], running, waiting, count, count, 0, usage, blocked, sharing, host_blocks=on_host)
     if len(steps.ends) > 1:
         allocator.fill(count * (len(steps.ends) - 1))
         allocator.owe(sum(steps.grown) - steps.grown[0])

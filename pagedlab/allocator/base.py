@@ -334,9 +334,9 @@ class Allocator(ABC):
     def usage(self) -> Usage:
         """The split of every slot now, from running sums: O(1)."""
         pool = self.pool
-        size, idle, free, promised = pool.block_size, pool.num_idle, pool.num_free, self._promised
-        held = pool.num_blocks - free - idle
-        return Usage(self._tokens, promised - self._tokens, held * size - promised, idle * size, free * size)
+        size, held = pool.block_size, pool.num_held * pool.block_size
+        reserved, tail = self._promised - self._tokens, held - self._promised
+        return Usage(self._tokens, reserved, tail, pool.num_idle * size, pool.num_free * size)
 
     def audit(self) -> None:
         """Check every invariant from scratch; InvariantError names the first that does not hold."""

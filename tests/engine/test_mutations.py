@@ -125,18 +125,18 @@ def copy_after_the_write(patch):
 
 MUTATIONS = {
     # ---- the pool
-    "allocated_without_a_reference": (BlockPool, "allocate", "self.ref[block] = 1", "pass"),
+    "allocated_without_a_reference": (BlockPool, "_hand_out", "ref[block] = 1", "pass"),
     "double_free_into_the_queue": double_free,
     "released_root_first": (BlockPool, "release", "reversed(ids)", "ids"),
     "release_forgets_the_last_block": (BlockPool, "release", "reversed(ids)", "reversed(ids[:-1])"),
-    "release_leaves_the_references": (BlockPool, "release", "self.ref[block] -= 1", "pass"),
+    "release_leaves_the_references": (BlockPool, "release", "ref[block] -= 1", "pass"),
     "allocated_blocks_stay_in_the_queue": (
         BlockPool,
-        "allocate",
-        "[self._free.popitem(last=False)[0] for _ in range(n)]",
+        "_hand_out",
+        "[take(last=False)[0] for _ in range(n)]",
         "list(self._free)[:n]",
     ),
-    "newest_free_block_is_taken_first": (BlockPool, "allocate", "last=False", "last=True"),
+    "newest_free_block_is_taken_first": (BlockPool, "_hand_out", "last=False", "last=True"),
     "failed_allocation_takes_some": failed_allocation_takes_some,
     "take_leaves_the_queue_alone": (BlockPool, "take", "del self._free[block]", "pass"),
     # ---- tables and sums
@@ -194,8 +194,8 @@ MUTATIONS = {
     "usage_calls_reserved_what_is_tail": (
         Allocator,
         "usage",
-        "reserved=self._promised - self._tokens,\n        block_tail=self.pool.num_held * size - self._promised",
-        "reserved=self.pool.num_held * size - self._tokens,\n        block_tail=0",
+        "self._promised - self._tokens, held - self._promised",
+        "held - self._tokens, 0",
     ),
     "released_sequence_is_still_held": (
         Allocator,
@@ -262,7 +262,7 @@ MUTATIONS = {
     "memory_blocked_is_forgotten": (
         Scheduler,
         "schedule",
-        "bool(plan.preempted) or self._head_lacks_blocks()",
+        "bool(plan.preempted) or self._blocked",
         "bool(plan.preempted)",
     ),
     "admission_in_a_step_that_preempted": (Scheduler, "admit_next", "plan.preempted or", "False or"),
@@ -355,7 +355,7 @@ MUTATIONS = {
         "zip(target.table[:filled], source.table[:filled], strict=True)",
     ),
     "no_copy_on_write": (Allocator, "grow", "shared = filled > 0 and", "shared = False and"),
-    "copy_when_the_last_writes": (Allocator, "grow", "self.pool.ref[holding.table[-1]] > 1", "True"),
+    "copy_when_the_last_writes": (Allocator, "grow", "self.pool.is_shared(holding.table[-1])", "True"),
     "copy_of_a_full_block": (Allocator, "grow", "filled > 0 and", ""),
     "copy_keeps_the_old_reference": (
         Allocator,
