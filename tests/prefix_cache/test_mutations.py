@@ -69,7 +69,6 @@ MUTATIONS = {
         "seq.computed // index.block_size",
         "-(-seq.computed // index.block_size)",
     ),
-    "a tail is cached while others write to it": (Prefixes, "settle", " or self.pool.ref[table[block]] > 1", ""),
     "a tail is cached by hash_chain": (Prefixes, "settle", "tail and index.keeps_tails", "tail"),
     "copying from a block is not told to the policy": (
         Prefixes,
