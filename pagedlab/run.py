@@ -89,6 +89,7 @@ def build(settings: Settings, interrupts: Interrupts) -> Lab:
         settings.scheduler.max_num_seqs,
         max_model_len,
         lambda free_bytes: _num_host_blocks(settings, per_token, free_bytes),
+        not ALLOCATORS[settings.allocator.name].grows,
     )
     vocabulary = settings.executor.vocab_size if settings.executor.name == "fingerprint" else shape.vocab_size
     _check_beams(settings, vocabulary, len(shape.eos_token_ids))

@@ -18,13 +18,15 @@ from pagedlab.settings import Settings
 @dataclass(frozen=True, slots=True)
 class CachePlan:
     """How large a KV cache to make. num_blocks(free bytes of the device once the model is loaded) decides N,
-    host_blocks(free bytes of the host's memory besides) how many blocks may be swapped out."""
+    host_blocks(free bytes of the host's memory besides) how many blocks may be swapped out. contiguous: whether every
+    sequence is one run of consecutive blocks."""
 
     num_blocks: Callable[[int], int]
     block_size: int
     max_num_seqs: int
     max_model_len: int
     host_blocks: Callable[[int], int] = lambda free_bytes: 0
+    contiguous: bool = False
 
 
 class Executor(ABC):

@@ -60,7 +60,7 @@ class SimulatedExecutor(Executor):
     def create(cls, settings: Settings, folder: Path | None, shape: ModelShape, cache: CachePlan) -> Executor:
         width = dtype_bytes(settings.model.dtype)
         model = architecture_of(read_config(settings.model, folder))
-        cost = CostModel(model, settings.hardware, width, cache.block_size)
+        cost = CostModel(model, settings.hardware, width, cache.block_size, cache.contiguous)
         free = cost.free_bytes(settings.scheduler.max_num_batched_tokens, cache.max_num_seqs)
         num_blocks = cache.num_blocks(free)
         available = psutil.virtual_memory().available

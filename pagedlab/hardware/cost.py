@@ -53,10 +53,19 @@ class StepPrice(NamedTuple):
 class CostModel:
     """The prices of one architecture, in one number format and block size, on one kind of device.
 
+    contiguous: a sequence is one run, which attention reads in a piece: nothing is gathered.
+
     ConfigError when the model cannot be divided over `hardware.tensor_parallel` devices.
     """
 
-    def __init__(self, model: Architecture, hardware: HardwareSettings, dtype_bytes: int, block_size: int):
+    def __init__(
+        self,
+        model: Architecture,
+        hardware: HardwareSettings,
+        dtype_bytes: int,
+        block_size: int,
+        contiguous: bool = False,
+    ):
         self.model, self.hardware, self.block_size = model, hardware, block_size
         _check_division(model, hardware)
         shape, g = model.shape, hardware.tensor_parallel
@@ -67,7 +76,8 @@ class CostModel:
         self._gemm_flops = hardware.gemm_compute_efficiency * self._peak
         self._gemm_bandwidth = hardware.gemm_memory_efficiency * self._bandwidth
         gather = hardware.gather_half_tokens
-        share = block_size / (block_size + gather) * (_BLOCK_OF_EFFICIENCY + gather) / _BLOCK_OF_EFFICIENCY
+        gathering = 1.0 if contiguous else block_size / (block_size + gather)
+        share = gathering * (_BLOCK_OF_EFFICIENCY + gather) / _BLOCK_OF_EFFICIENCY
         self._decode_bandwidth = hardware.decode_memory_efficiency * share * self._bandwidth
         self._attention_flops = hardware.prefill_compute_efficiency * self._peak
         self._prefill_bandwidth = hardware.prefill_memory_efficiency * self._bandwidth
