@@ -8,6 +8,7 @@ from importlib import import_module
 COMMANDS = {
     "serve": "serve a workload with a real model or a fake one, measure KV memory and latency; -m sweeps",
     "replay": "replay a trace through eviction policies alone: hit ratio by policy and capacity, with bounds",
+    "paper": "the figures of the PagedAttention paper, in simulation, beside the published values",
     "bench_eviction": "what a reference costs in a flat cache, by eviction policy and capacity",
     "bench_simulator": "requests a second that the simulator serves, by number of requests",
     "bench_inputs": "what it costs to build the inputs of a decode step",

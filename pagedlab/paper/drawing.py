@@ -1,0 +1,44 @@
+"""What the plots share: names as the paper writes them, bars beside published bars, files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure as Drawing
+
+from pagedlab.paper.points import Point
+from pagedlab.recorder.folder import write_atomic
+
+PAPER_NAMES = {
+    "orca_max": "Orca (Max)",
+    "orca_pow2": "Orca (Pow2)",
+    "orca_oracle": "Orca (Oracle)",
+    "vllm": "vLLM",
+}
+# The same drawing gives the same bytes: ids in an svg are derived from this, and no date is written.
+STYLE = {"svg.hashsalt": "pagedlab", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True}
+
+
+def bars(drawing: Drawing, place: int, of: int, points: list[Point], ylabel: str, title: str) -> None:
+    """One panel: a bar of ours and one of the paper's for each system."""
+    axes = drawing.add_subplot(1, of, place)
+    for shift, name, side in ((-0.2, "pagedlab", "value"), (0.2, "published", "published")):
+        heights = [getattr(point, side) or 0.0 for point in points]
+        axes.bar([i + shift for i in range(len(points))], heights, 0.4, label=name)
+    names = [PAPER_NAMES.get(point.system, point.system) for point in points]
+    axes.set_xticks(range(len(points)), names, rotation=30, ha="right")
+    axes.set(ylabel=ylabel, title=title)
+    if place == 1:
+        axes.legend(frameon=False)
+
+
+def save(stem: Path, drawing: Drawing) -> None:
+    """stem.svg and stem.png."""
+    for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
+
+        def write(path: Path, kind: str = kind, metadata: dict[str, None] = metadata) -> None:
+            drawing.savefig(path, format=kind, metadata=metadata, dpi=150, bbox_inches="tight")
+
+        with mpl.rc_context(STYLE):
+            write_atomic(stem.with_suffix(f".{kind}"), write)
