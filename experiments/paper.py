@@ -27,6 +27,8 @@ def paper(interrupts: Interrupts) -> int:
 
 
 def paper_job(job: Job, interrupts: Interrupts) -> None:
+    from functools import partial
+
     from rich.console import Console
 
     from pagedlab.paper.bench import Bench
@@ -48,7 +50,7 @@ def paper_job(job: Job, interrupts: Interrupts) -> None:
         for figure in choice.figures:
             found = kept(job.folder, figure, choice)
             if found is None:
-                bench = Bench(choice.trace_s, choice.seeds, lambda what, figure=figure: tick(figure, what))
+                bench = Bench(choice.trace_s, choice.seeds, partial(tick, figure))
                 found = compute(job.folder, figure, choice, bench)
             done[figure] = found
             show(console, figure, found)

@@ -374,7 +374,9 @@ def _filled(holdings: list[Holding], block_size: int, slots_of: Callable[[Holdin
 
 
 ALLOCATORS: Registry[type[Allocator]] = Registry(
-    "allocator", "pagedlab.allocator", ("paged", "reserve_max", "power_of_two", "oracle", "oracle_buddy", "reserve_output")
+    "allocator",
+    "pagedlab.allocator",
+    ("paged", "reserve_max", "power_of_two", "oracle", "oracle_buddy", "reserve_output"),
 )
 
 __all__ = ["ALLOCATORS", "Allocator", "Holding", "OutOfBlocks", "Sharing", "Usage", "blocks_for"]

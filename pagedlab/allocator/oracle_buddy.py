@@ -1,4 +1,4 @@
-"""Orca (Oracle) as the PagedAttention paper had it: the true length, from a buddy allocator (SOSP 2023, section 6.1)."""
+"""Orca (Oracle) as the PagedAttention paper rebuilt it, from a buddy allocator (SOSP 2023, section 6.1)."""
 
 from __future__ import annotations
 

@@ -31,6 +31,6 @@ class Figure(ABC):
 
 
 FIGURES: Registry[type[Figure]] = Registry(
-    "figure", "pagedlab.paper", ("figure2", "figure13")
+    "figure", "pagedlab.paper", ("figure1", "figure2", "figure12", "figure13", "figure15", "figure19")
 )
 NUMBERS = tuple(name.removeprefix("figure") for name in FIGURES)

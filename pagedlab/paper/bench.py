@@ -70,7 +70,9 @@ class Bench:
         settings.workload.num_requests = max(1, round(rate * self.trace_s))
         lab, recorder = build(settings, Interrupts()), Recorder()
         last = float(lab.requests[-1].arrival_s)
-        serve(lab.requests, lab.scheduler, lab.executor, recorder, lambda: not drain and lab.executor.clock.now() > last)
+        serve(
+            lab.requests, lab.scheduler, lab.executor, recorder, lambda: not drain and lab.executor.clock.now() > last
+        )
         return Served(lab, recorder, last)
 
     def cost(self, *changes: str) -> CostModel:

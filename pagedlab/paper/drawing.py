@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
 from pagedlab.paper.points import Point
@@ -17,7 +19,13 @@ PAPER_NAMES = {
     "vllm": "vLLM",
 }
 # The same drawing gives the same bytes: ids in an svg are derived from this, and no date is written.
-STYLE = {"svg.hashsalt": "pagedlab", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True}
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "pagedlab",
+    "font.size": 9,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "axes.axisbelow": True,
+}
 
 
 def bars(drawing: Drawing, place: int, of: int, points: list[Point], ylabel: str, title: str) -> None:
@@ -31,6 +39,17 @@ def bars(drawing: Drawing, place: int, of: int, points: list[Point], ylabel: str
     axes.set(ylabel=ylabel, title=title)
     if place == 1:
         axes.legend(frameon=False)
+
+
+def curve(axes: Axes, points: list[Point], label: str) -> None:
+    """A line of ours, and dots of the paper's in its colour."""
+    sides = {side: [_drawn(getattr(point, side)) for point in points] for side in ("x", "value", "published")}
+    [line] = axes.plot(sides["x"], sides["value"], label=label)
+    axes.plot(sides["x"], sides["published"], "o", color=line.get_color(), markersize=3)
+
+
+def _drawn(value: float | None) -> float:
+    return float("nan") if value is None else value
 
 
 def save(stem: Path, drawing: Drawing) -> None:

@@ -28,7 +28,9 @@ class Figure13(Figure):
             for system in SYSTEMS:
                 paper = published()["fig13"][workload][system]
                 points.append(self._point(bench, workload, rate, system, system, published=paper))
-            points.append(self._point(bench, workload, rate, "orca_oracle", "orca_oracle first fit", "allocator=oracle"))
+            points.append(
+                self._point(bench, workload, rate, "orca_oracle", "orca_oracle first fit", "allocator=oracle")
+            )
         return points
 
     def _point(

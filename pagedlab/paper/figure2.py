@@ -30,7 +30,9 @@ class Figure2(Figure):
             for share in SHARES:
                 mean = mean_of([run[share] for run in runs])
                 paper = published()["fig2_pct"][system][share]
-                points.append(Point("2", "sharegpt", MODEL, system, f"share_{share}_pct", RATE, **mean, published=paper))
+                points.append(
+                    Point("2", "sharegpt", MODEL, system, f"share_{share}_pct", RATE, **mean, published=paper)
+                )
         return points
 
     def said(self, points: list[Point]) -> list[str]:
@@ -41,7 +43,9 @@ class Figure2(Figure):
         lines = [f"The largest difference of a share is {worst:.1f} percentage points (wanted: 5)."]
         waste = {p.system: 100 - p.value for p in points if p.metric == "share_token_pct" and p.value is not None}
         said = ", ".join(f"{PAPER_NAMES[system]} {share:.1f} %" for system, share in waste.items())
-        lines.append(f"Claim: 60-80 % of the memory wasted before, under 4 % by vLLM. Ours, all that holds no token: {said}.")
+        lines.append(
+            f"Claim: 60-80 % of the memory wasted before, under 4 % by vLLM. Ours, all that holds no token: {said}."
+        )
         return lines
 
     def draw(self, points: list[Point]) -> Drawing:

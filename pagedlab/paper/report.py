@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 _HEAD = """# The PagedAttention paper, repeated in simulation
 
 Kwon et al., SOSP 2023, arXiv:2309.06180. `{model}` on `{hardware}` with {slots:,} KV slots. Lengths are drawn from
-Fig. 11, prompts and outputs independently, as their pairing is not published. Requests arrive for {trace:g} s (the paper: an
-hour), Poisson; seeds {seeds}. Where a value is a mean over several seeds its 95 % interval (Student's t) stands beside it.
-Errors are relative, (ours - published) / published.
+Fig. 11, prompts and outputs independently, as their pairing is not published. Requests arrive for {trace:g} s (the
+paper: an hour), Poisson; seeds {seeds}. Beside a mean over several seeds stands its 95 % interval (Student's t). Errors
+are relative, (ours - published) / published.
 """
 
 
@@ -55,6 +55,8 @@ def _number(value: float | None) -> str:
 
 def _constants() -> str:
     lines = ["## Constants", ""]
-    lines += ["All of `conf/hardware/a100_40gb.yaml`; none is set by a figure. Those with `Fig.` were fitted on that figure."]
+    lines += [
+        "All of `conf/hardware/a100_40gb.yaml`; none is set by a figure. Those with `Fig.` were fitted on that figure."
+    ]
     lines += ["", "| constant | value | from |", "| --- | ---: | --- |"]
     return "\n".join(lines + [f"| {name} | {value:g} | {source} |" for name, value, source in constants()]) + "\n"

@@ -1,4 +1,4 @@
-"""The study: figure after figure, each kept when it is finished, so that a study that was stopped goes on from there."""
+"""The study: figure after figure, each kept when it is finished: a study that was stopped goes on there."""
 
 from __future__ import annotations
 

@@ -1,0 +1,25 @@
+"""Capacity by bisection, on curves whose crossing is known."""
+
+import pytest
+
+from pagedlab.paper.capacity import capacity
+
+
+@pytest.mark.parametrize("crossing", [0.03, 0.52, 1.0, 28.05, 900.0])
+@pytest.mark.parametrize("start", [0.01, 1.0, 64.0])
+def test_the_crossing_is_found_from_any_start(crossing, start):
+    def knee(rate):
+        return 0.03 if rate < crossing else 0.5 + rate - crossing
+
+    found = capacity(knee, start, 0.5)
+    assert found == pytest.approx(crossing, rel=0.011)
+
+
+def test_a_smooth_curve_is_met_where_it_reaches_the_threshold():
+    assert capacity(lambda rate: rate**2, 1.0, 9.0, tolerance=1e-6) == pytest.approx(3.0, rel=1e-6)
+
+
+def test_no_rate_is_asked_for_twice_when_the_bracket_is_known():
+    asked = []
+    capacity(lambda rate: asked.append(rate) or rate, 1.0, 3.0)
+    assert len(asked) < 16
