@@ -22,8 +22,8 @@ class Figure1(Figure):
     title = "Fig. 1 right: throughput and memory by batch size, OPT-13B"
     notes = (
         f"A decode step of sequences of {CONTEXT} tokens, priced. Intercept and slope of the throughput curve are "
-        "fitted on this very figure (`host_step_us`, `decode_memory_efficiency`), so it shows that the form fits, not more. "
-        f"Memory: the weights, and for each request {CONTEXT} tokens in blocks, or {LONGEST} reserved."
+        "fitted on this very figure (`host_step_us`, `decode_memory_efficiency`), so it shows that the form fits, "
+        f"not more. Memory: the weights, and for each request {CONTEXT} tokens in blocks, or {LONGEST} reserved."
     )
 
     def points(self, bench: Bench) -> list[Point]:

@@ -23,9 +23,9 @@ LATENCY, CAPACITY = "normalized_latency_s_per_token", "capacity_req_s"
 class Figure12(Figure):
     title = "Fig. 12 a and d: normalized latency by request rate, OPT-13B"
     notes = (
-        f"Capacity: the rate at {THRESHOLD_S} s/token, by bisection within 2 %, for each seed. Each run is served to "
-        "its end. An absolute knee is not promised: a few percent of a step decide there; compare orders and ratios. "
-        "The other panels and FasterTransformer are not run. Why a knee differs is not looked into."
+        f"Capacity: the rate at {THRESHOLD_S} s/token, by bisection within 2 %, for each seed. Each run is served "
+        "to its end. An absolute knee is not promised: a few percent of a step decide there; compare orders and "
+        "ratios. The other panels and FasterTransformer are not run. Why a knee differs is not looked into."
     )
 
     def points(self, bench: Bench) -> list[Point]:

@@ -19,7 +19,8 @@ class Figure13(Figure):
     title = "Fig. 13: mean number of batched requests, OPT-13B"
     notes = (
         "Requests that hold memory, a mean over the time in which requests arrived. Beside the paper's systems an "
-        "ablation: Orca (Oracle) without the buddy allocator, its runs exactly as long as asked, from the first gap."
+        "ablation: Orca (Oracle) without the buddy allocator, its runs exactly as long as asked, from the first "
+        "gap."
     )
 
     def points(self, bench: Bench) -> list[Point]:

@@ -20,12 +20,12 @@ OF_PARALLEL = "sampling.temperature=1"
 class Figure15(Figure):
     title = "Fig. 15a: blocks saved by sharing, OPT-13B, Alpaca"
     notes = (
-        f"Blocks saved / blocks without sharing, sums over time, at {RATE} req/s: the paper does not print its rate. The "
-        "beams are not those of a language model: the log probability falls from one candidate to the next by a drawn "
-        "step, exponential of mean 1, so how soon beams have a common ancestor is an assumption, and what is left of the "
-        "difference there is not looked into. Of parallel samples the share follows from the lengths alone, shared whole "
-        "blocks of prompts against all blocks, whatever the engine does: why the paper's is lower is not looked into. "
-        "ShareGPT is not run."
+        f"Blocks saved / blocks without sharing, sums over time, at {RATE} req/s: the paper does not print its "
+        "rate. The beams are not those of a language model: the log probability falls from one candidate to the "
+        "next by a drawn step, exponential of mean 1, so how soon beams have a common ancestor is an assumption, "
+        "and what is left of the difference there is not looked into. Of parallel samples the share follows from "
+        "the lengths alone, shared whole blocks of prompts against all blocks, whatever the engine does: why the "
+        "paper's is lower is not looked into. ShareGPT is not run."
     )
 
     def points(self, bench: Bench) -> list[Point]:

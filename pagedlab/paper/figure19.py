@@ -19,10 +19,10 @@ METRICS = ("recompute_ms", "swap_in_ms", "swap_out_ms", "swap_in_out_ms")
 class Figure19(Figure):
     title = "Fig. 19a: recomputing against swapping a sequence, by block size, OPT-13B"
     notes = (
-        f"{TOKENS} tokens, an assumption: the paper does not print how many. Bandwidth (`pcie_gb_s`) and time of a copy "
-        "(`swap_copy_us`) are fitted on this figure, one of each for both directions, so that the time in and out is "
-        "met and its halves are not: the figure alone has 11.9 GB/s and 3.2 us in, 13.1 GB/s and 1.9 us out. Fig. 19b "
-        "is not run."
+        f"{TOKENS} tokens, an assumption: the paper does not print how many. Bandwidth (`pcie_gb_s`) and time of a "
+        "copy (`swap_copy_us`) are fitted on this figure, one of each for both directions, so that the time in "
+        "and out is met and its halves are not: the figure alone has 11.9 GB/s and 3.2 us in, 13.1 GB/s and 1.9 "
+        "us out. Fig. 19b is not run."
     )
 
     def points(self, bench: Bench) -> list[Point]:

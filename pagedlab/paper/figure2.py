@@ -20,7 +20,7 @@ class Figure2(Figure):
     notes = (
         "The rate is that of Fig. 13. Shares are means over the time in which a request waited for memory: below "
         "saturation vLLM's pool has free blocks that nobody lacks, and the paper has no share for them. A buddy "
-        "allocator's rounding counts as external, as the paper's own shares of Orca (Oracle) say. "
+        "allocator's rounding counts as external, as the paper's own shares of Orca (Oracle) say."
     )
 
     def points(self, bench: Bench) -> list[Point]:
