@@ -85,6 +85,13 @@ class KernelSettings:
 
 
 @dataclass
+class SystemSettings:
+    """name: of the preset that the other groups were chosen by, a file of conf/system; none: they were not."""
+
+    name: str
+
+
+@dataclass
 class AllocatorSettings:
     name: str
 
@@ -438,6 +445,7 @@ class Settings:
     executor: Any
     workload: Any
     tracker: Any
+    system: SystemSettings
 
 
 @dataclass
