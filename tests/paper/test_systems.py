@@ -32,8 +32,8 @@ def served(system, slots, prompt, output, count, *changes):
 @pytest.mark.parametrize(("system", "at_once"), [("orca_max", 2), ("orca_pow2", 16), ("orca_oracle", 32), ("vllm", 25)])
 def test_how_many_requests_the_first_step_admits(system, at_once):
     recorder = served(system, 4096, 100, 25, 40)
-    # vLLM's prompts are bounded by 2560 tokens a step as well: 25 of 100. Orca's, of 2560 too, by memory.
-    assert recorder.steps[0].running == min(at_once, 26)
+    # Prompts are bounded by 2560 tokens a step as well: 25 of 100.
+    assert recorder.steps[0].running == min(at_once, 25)
 
 
 @pytest.mark.parametrize(("system", "most"), [("orca_max", 2), ("orca_pow2", 16), ("orca_oracle", 32), ("vllm", 36)])
@@ -42,10 +42,10 @@ def test_how_many_fit_the_pool_at_all(system, most):
 
 
 @pytest.mark.parametrize("system", ["orca_max", "orca_pow2", "orca_oracle"])
-def test_orca_never_takes_memory_back_and_mixes_prompts_with_decodes(system):
+def test_orca_never_takes_memory_back_and_feeds_prompts_in_steps_of_their_own(system):
     recorder = served(system, 4096, 100, 25, 80, "workload.arrival.process=poisson", "workload.arrival.rate=20")
     assert recorder.preemptions == []
-    assert any(0 < step.prefill_tokens < step.tokens for step in recorder.steps)
+    assert all(step.prefill_tokens in (0, step.tokens) for step in recorder.steps)
 
 
 def test_vllm_feeds_prompts_in_steps_of_their_own_and_preempts_the_latest():
