@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import yaml
 
 from pagedlab.allocator.base import ALLOCATORS
+from pagedlab.allocator.caching_pool import CachingPool
+from pagedlab.allocator.paged import PagedAllocator
 from pagedlab.allocator.pool import BlockPool
+from pagedlab.allocator.prefixes import Prefixes
 from pagedlab.core.request import Completion, Request, SamplingParams
 from pagedlab.engine import serve
+from pagedlab.eviction.base import EVICTIONS
+from pagedlab.eviction.leaf_first import LeafFirst
 from pagedlab.executor.base import CachePlan
 from pagedlab.executor.fingerprint import FingerprintExecutor, fingerprint, log_probs, next_token
 from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
+from pagedlab.prefix_cache.base import PREFIX_CACHES
+from pagedlab.prefix_cache.digest import Digest
 from pagedlab.recorder.recorder import Recorder
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.order.base import ORDERS
 from pagedlab.scheduler.scheduler import Scheduler
-from pagedlab.settings import FingerprintExecutorSettings
+from pagedlab.settings import (
+    EstimatedPeakSettings,
+    FingerprintExecutorSettings,
+    MlfqSettings,
+    NameOnlySettings,
+    SchedulerSettings,
+    VtcSettings,
+)
 from tests.engine.beam_oracle import naive_beams
 
 VOCAB = 50
+CONF = Path(__file__).resolve().parent.parent / "conf"
 
 
-def request(prompt, new, id=0, arrival=0.0, true=None, **sampling):
+def request(prompt, new, id=0, arrival=0.0, true=None, client="", priority=0, **sampling):
     """R(p, g) of the case list: prompt is a length or a list of tokens."""
     tokens = [(7 * i + 3 * id + 1) % VOCAB for i in range(prompt)] if isinstance(prompt, int) else prompt
-    return Request(id, np.array(tokens, dtype=np.int32), new, true, arrival, SamplingParams(**sampling))
+    tokens = np.array(tokens, dtype=np.int32)
+    return Request(id, tokens, new, true, arrival, SamplingParams(**sampling), client=client, priority=priority)
 
 
 def make_scheduler(
@@ -41,17 +60,47 @@ def make_scheduler(
     victim="last_arrived",
     max_num_seqs=16,
     max_model_len=None,
+    preemption="recompute",
+    prefixes=None,
+    **settings,
 ):
-    a = ALLOCATORS[allocator](BlockPool(num_blocks, block_size), max_model_len or num_blocks * block_size)
+    """settings: of SchedulerSettings, beside those that have an argument."""
+    if prefixes is None:
+        a = ALLOCATORS[allocator](BlockPool(num_blocks, block_size), max_model_len or num_blocks * block_size)
+    else:
+        a = caching_allocator(prefixes, num_blocks, block_size, max_model_len or num_blocks * block_size)
+    s = scheduler_settings(
+        order=order,
+        batching=batching,
+        admission=admission,
+        watermark=watermark,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=tokens,
+        **settings,
+    )
     return Scheduler(
         a,
-        ORDERS[order](0),
-        ADMISSIONS[admission](a, watermark),
+        ORDERS[order](s, a, 0),
+        ADMISSIONS[admission](s, a),
         BATCHINGS[batching](tokens),
-        PREEMPTIONS["recompute"](a),
+        PREEMPTIONS[preemption](a),
         VICTIMS[victim](a),
         max_num_seqs,
+        s.preemptive,
     )
+
+
+def scheduler_settings(**given):
+    """Those that conf/scheduler/chunked.yaml has, but for `given`."""
+    values = yaml.safe_load((CONF / "scheduler" / "chunked.yaml").read_text()) | given
+    nested = {"mlfq": MlfqSettings, "vtc": VtcSettings, "estimated_peak": EstimatedPeakSettings}
+    return SchedulerSettings(**values | {name: kind(**dict(values[name])) for name, kind in nested.items()})
+
+
+def caching_allocator(prefixes, num_blocks, block_size, max_model_len):
+    pool = CachingPool(num_blocks, block_size, LeafFirst(EVICTIONS["lru"](num_blocks, NameOnlySettings("lru"), 0)))
+    index = PREFIX_CACHES[prefixes](block_size, Digest("xxh3_128"), "test")
+    return PagedAllocator(pool, max_model_len, Prefixes(index, pool))
 
 
 def make_executor(scheduler, eos=None, step_s=0.01, token_s=0.0, copy_s=0.0):
@@ -66,7 +115,7 @@ def run(requests, num_blocks, block_size=4, eos=None, **choices):
     scheduler = make_scheduler(num_blocks, block_size, **choices)
     recorder = Recorder()
     serve(requests, scheduler, make_executor(scheduler, eos), recorder, audit_every=1)
-    assert scheduler.allocator.pool.num_free == num_blocks, "blocks leaked"
+    assert scheduler.allocator.pool.num_available == num_blocks, "blocks leaked"
     return recorder, scheduler
 
 

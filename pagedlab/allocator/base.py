@@ -8,7 +8,9 @@ last block is ever copied, and the last that maps it writes in place.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from pagedlab.allocator.pool import BlockPool
@@ -92,6 +94,8 @@ class Allocator(ABC):
 
     needs_true_length = False
     """Whether it must know how long the output will be (an oracle)."""
+    on_demand = False
+    """Whether it gives blocks to what runs as that grows, so that it can run out of them."""
 
     def __init__(self, pool: BlockPool, max_model_len: int):
         self.pool = pool
@@ -235,6 +239,12 @@ class Allocator(ABC):
             return len(self.holdings[seq.key].table)
         keys = [part.key for part in seq.parts]
         return len({block for key in keys if key in self.holdings for block in self.holdings[key].table})
+
+    def freed_by(self, seqs: Seq[Sequence]) -> int:
+        """Blocks that would become free, were all of these requests to give back what they hold."""
+        keys = [part.key for seq in seqs for part in seq.parts]
+        mapped = Counter(block for key in keys if key in self.holdings for block in self.holdings[key].table)
+        return sum(self.pool.ref[block] == times for block, times in mapped.items())
 
     def sharing(self) -> Sharing:
         """What sharing saves now: O(1)."""

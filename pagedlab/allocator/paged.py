@@ -23,6 +23,8 @@ class PagedAllocator(Allocator):
     else holds them, and whether anybody does, makes no difference to it.
     """
 
+    on_demand = True
+
     def __init__(self, pool: BlockPool, max_model_len: int, prefixes: Prefixes | None = None):
         super().__init__(pool, max_model_len)
         self.prefixes = prefixes

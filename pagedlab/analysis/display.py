@@ -117,6 +117,12 @@ def memory_table(s: dict[str, Any]) -> Table:
     if s["prefix_queried_tokens"]:
         left.append(("prefix cache: hit, of known tokens", "prefix_hit_rate"))
         right.append(("hit tokens, lost to block size", f"{s['prefix_hit_tokens']}, {s['prefix_lost_tokens']}"))
+    if s["goodput_fraction"] is not None:
+        left.append(("requests that met the SLO", "goodput_fraction"))
+        right.append(("goodput, requests/s", f"{s['goodput_requests_per_s']:.3f}"))
+    if s["service_gap_tokens"] is not None:
+        left.append(("time in which a request waited for memory", "memory_blocked_fraction"))
+        right.append(("service gap between clients, tokens", f"{s['service_gap_tokens']:.0f}"))
     for (label, key), (name, value) in zip(left, right, strict=True):
         table.add_row(label, f"{100 * s[key]:.2f} %", "", name, value)
     return table
@@ -131,6 +137,8 @@ def latency_table(s: dict[str, Any]) -> Table:
         ("TTFT, time to first token", "ttft_s"),
         ("TPOT, time per output token", "tpot_s"),
         ("ITL, between tokens", "itl_s"),
+        ("longest ITL of a request", "max_itl_s"),
+        ("wait to be admitted", "wait_s"),
         ("end to end", "e2e_s"),
         ("normalized, per output token", "normalized_latency_s_per_token"),
     ]

@@ -31,6 +31,10 @@ _COLUMNS = {
     "blocks_saved_fraction": "saved by sharing",
     "prefix_hit_rate": "prefix hits",
     "ttft_s_mean": "TTFT, mean",
+    "goodput_fraction": "met the SLO",
+    "service_gap_tokens": "service gap",
+    "e2e_s_mean": "end to end, mean",
+    "itl_s_p99": "ITL, p99",
     "preemptions": "preemptions",
     "refused": "refused",
 }
@@ -103,6 +107,8 @@ def _table(rows: list[dict[str, Any]], axes: list[str], baseline: dict[str, Any]
         table.add_column(escape(axis))
     sharing = any(row["prefix_hit_rate"] for row in rows)
     seldom = {"blocks_saved_fraction": any(row["blocks_saved_fraction"] for row in rows)}
+    seldom |= {key: any(row[key] is not None for row in rows) for key in ("goodput_fraction", "service_gap_tokens")}
+    seldom |= dict.fromkeys(("e2e_s_mean", "itl_s_p99"), any(axis.startswith("scheduler") for axis in axes))
     seldom |= dict.fromkeys(("prefix_hit_rate", "ttft_s_mean"), sharing)
     shown = [key for key in _COLUMNS if seldom.get(key, True)]
     for key in shown:

@@ -13,6 +13,9 @@ class Preemption(ABC):
     """Takes the blocks of a running request, of all of its sequences together. They keep every prompt and generated
     token, and run again later."""
 
+    preempts = True
+    """False of the one that never does: what may need it is refused."""
+
     def __init__(self, allocator: Allocator):
         self.allocator = allocator
 
@@ -21,4 +24,4 @@ class Preemption(ABC):
         """Returns (blocks freed, tokens whose KV is lost). Updates what the sequence has computed."""
 
 
-PREEMPTIONS: Registry[type[Preemption]] = Registry("preemption", "pagedlab.preemption", ("recompute",))
+PREEMPTIONS: Registry[type[Preemption]] = Registry("preemption", "pagedlab.preemption", ("recompute", "none"))

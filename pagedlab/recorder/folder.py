@@ -12,14 +12,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pagedlab.recorder.metrics import SPLIT, latencies, split_over_time
+from pagedlab.recorder.metrics import NO_SLO, SPLIT, Slo, latencies, longest_gap, split_over_time, waits
 from pagedlab.recorder.recorder import Recorder
 
 _TEMPORARY = ".tmp-"
 
 
 def write_run_folder(
-    folder: Path, config_yaml: str, env: dict[str, Any], recorder: Recorder, summary: dict[str, Any]
+    folder: Path,
+    config_yaml: str,
+    env: dict[str, Any],
+    recorder: Recorder,
+    summary: dict[str, Any],
+    slo: Slo = NO_SLO,
 ) -> None:
     """Write one run. A run that is already there is replaced: its summary goes first, so that at no moment a summary
     stands beside another run's tables."""
@@ -29,7 +34,7 @@ def write_run_folder(
     (folder / "summary.json").unlink(missing_ok=True)
     write_atomic(folder / "config.yaml", lambda path: path.write_text(config_yaml, encoding="utf-8"))
     write_json(folder / "env.json", env)
-    write_table(folder / "requests.parquet", requests_table(recorder))
+    write_table(folder / "requests.parquet", requests_table(recorder, slo))
     write_table(folder / "timeline.parquet", timeline_table(recorder))
     write_table(folder / "events.parquet", events_table(recorder))
     write_json(folder / "summary.json", summary)
@@ -68,16 +73,19 @@ def write_table(target: Path, table: pa.Table) -> None:
     write_atomic(target, lambda path: pq.write_table(table, path, compression="zstd"))
 
 
-def requests_table(recorder: Recorder) -> pa.Table:
+def requests_table(recorder: Recorder, slo: Slo = NO_SLO) -> pa.Table:
     """One row a request, in order of submission; refused and unfinished ones included. Several outputs: best first."""
     seqs = recorder.sequences
     outputs = [seq.outputs() for seq in seqs]
     delays = [latencies(seq) for seq in seqs]
+    waited = waits(recorder)
     seconds = pa.float64()
     return pa.table(
         {
             "id": pa.array([s.id for s in seqs], pa.int64()),
             "source": pa.array([s.request.source for s in seqs], pa.string()),
+            "client": pa.array([s.request.client for s in seqs], pa.string()),
+            "priority": pa.array([s.request.priority for s in seqs], pa.int64()),
             "status": pa.array([s.status.value for s in seqs], pa.string()),
             "finish_reason": pa.array([s.finish_reason for s in seqs], pa.string()),
             "refusal": pa.array([s.refusal or None for s in seqs], pa.string()),
@@ -88,6 +96,9 @@ def requests_table(recorder: Recorder) -> pa.Table:
             "first_token_s": pa.array([s.token_s[0] if s.token_s else None for s in seqs], seconds),
             "finish_s": pa.array([s.finish_s for s in seqs], seconds),
             **{name: pa.array([d[name] for d in delays], seconds) for name in latency_names()},
+            "wait_s": pa.array([waited.get(s.id) for s in seqs], seconds),
+            "max_itl_s": pa.array([longest_gap(s) for s in seqs], seconds),
+            "met_slo": pa.array([slo.met_by(s) for s in seqs], pa.bool_()),
             "preemptions": pa.array([s.preemptions for s in seqs], pa.int64()),
             "recomputed_tokens": pa.array([s.recomputed_tokens for s in seqs], pa.int64()),
             "cached_tokens": pa.array([s.cached_tokens for s in seqs], pa.int64()),
@@ -137,6 +148,7 @@ def timeline_table(recorder: Recorder) -> pa.Table:
             "prefix_evicted_blocks": pa.array([s.sharing.evictions for s in steps], pa.int64()),
             "blocks_copied": pa.array([s.copies for s in steps], pa.int32()),
             "copy_s": pa.array([s.copy_s for s in steps], pa.float64()),
+            "admission_estimate": pa.array([s.admission_estimate for s in steps], pa.float64()),
             "preemptions": pa.array(cumulative, pa.int64()),
         }
     )

@@ -10,15 +10,20 @@ Memory: the split of the slots, weighted by the time that each row of the timeli
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from pagedlab.allocator.base import Sharing
 from pagedlab.core.request import Sequence, Status
+from pagedlab.recorder.fairness import service_gap
 from pagedlab.recorder.recorder import Recorder
 
 SCHEMA_VERSION = 1
+SIZE_CLASSES = (64, 256, 1024, 4096)  # prompt tokens, up to which one is of that class
 SPLIT = ("token_states", "reserved", "internal", "block_tail", "cached_idle", "free", "external")
 
 
@@ -80,7 +85,51 @@ def latencies(seq: Sequence) -> dict[str, float | None]:
     }
 
 
-def spread(values: list[float] | np.ndarray) -> dict[str, float | None]:
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request is to be served in; None is no limit."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    def met_by(self, seq: Sequence) -> bool | None:
+        """None where nothing is asked for. A request that did not end as it should has not met it; one of a single
+        token has no time per token that it could exceed (as in vLLM's benchmark)."""
+        if self.ttft_s is None and self.tpot_s is None:
+            return None
+        if seq.status is not Status.FINISHED or seq.finish_reason == "abort":
+            return False
+        took = latencies(seq)
+        limits = ((took["ttft_s"], self.ttft_s), (took["tpot_s"], self.tpot_s))
+        return all(limit is None or value is None or value <= limit for value, limit in limits)
+
+
+NO_SLO = Slo()
+
+
+def longest_gap(seq: Sequence) -> float | None:
+    """The longest time between two tokens of a request: a stall."""
+    return max((b - a for a, b in pairwise(seq.token_s)), default=None)
+
+
+def waits(recorder: Recorder) -> dict[int, float]:
+    """Request id -> seconds from its arrival to its first admission, of those admitted."""
+    arrivals = {seq.id: seq.request.arrival_s for seq in recorder.sequences}
+    return {id: start - arrivals[id] for id, start in recorder.admitted_s.items()}
+
+
+def waits_by_size(recorder: Recorder) -> dict[str, dict[str, float | None]]:
+    """How long prompts of each class of size waited to be admitted."""
+    waited, classes = waits(recorder), (*SIZE_CLASSES, None)
+    of: dict[int | None, list[float]] = {limit: [] for limit in classes}
+    for seq in recorder.sequences:
+        if seq.id in waited:
+            size = seq.request.prompt_tokens
+            of[next((limit for limit in SIZE_CLASSES if size <= limit), None)].append(waited[seq.id])
+    return {f"wait_s_prompt_to_{limit or 'any'}": spread(of[limit]) for limit in classes}
+
+
+def spread(values: Seq[float] | np.ndarray) -> dict[str, float | None]:
     """mean and linear-interpolated percentiles; None of nothing."""
     if not len(values):
         return dict.fromkeys(("mean", "p50", "p90", "p99"))
@@ -92,8 +141,16 @@ def ratio(a: float, b: float) -> float:
     return float(a / b) if b else 0.0
 
 
-def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str) -> dict[str, Any]:
-    """The scalars of a run. status: completed, interrupted or failed."""
+def summarize(
+    recorder: Recorder,
+    num_blocks: int,
+    block_size: int,
+    status: str,
+    slo: Slo = NO_SLO,
+    service_weights: tuple[float, float] = (1.0, 2.0),
+) -> dict[str, Any]:
+    """The scalars of a run. status: completed, interrupted or failed. service_weights: of a prompt's and of a generated
+    token, in the service gap."""
     seqs = recorder.sequences
     done = [seq for seq in seqs if seq.status is Status.FINISHED]
     weights = durations(recorder)
@@ -115,6 +172,10 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
     fed = np.array([s.prefill_tokens / max(1, s.tokens) for s in recorder.steps])
     prefill_tokens = sum(s.prefill_tokens for s in recorder.steps)
     per_request = [latencies(seq) for seq in done]
+    waited = waits(recorder)
+    met = [slo.met_by(seq) for seq in seqs]
+    asked = any(each is not None for each in met)
+    preemptions = [seq.preemptions for seq in seqs if not seq.refusal]
     gaps = [np.diff(seq.token_s) for seq in done if len(seq.token_s) > 1]
 
     def of(name: str) -> dict[str, float | None]:
@@ -159,9 +220,19 @@ def summarize(recorder: Recorder, num_blocks: int, block_size: int, status: str)
         "prefill_saved_s": found.hit_tokens * ratio(float(fed @ weights), prefill_tokens),
         "blocks_copied": sum(s.copies for s in recorder.steps),
         "copy_s": sum(s.copy_s for s in recorder.steps),
+        "goodput_fraction": ratio(met.count(True), len(met)) if asked else None,
+        "goodput_requests_per_s": ratio(met.count(True), duration) if asked else None,
         "preemptions": len(recorder.preemptions),
+        "preemptions_outranked": sum(record.reason == "outranked" for _, _, record in recorder.preemptions),
+        "preempted_requests": sum(count > 0 for count in preemptions),
+        "preemptions_per_request": spread(preemptions) | {"max": max(preemptions, default=None)},
         "recomputed_tokens": recomputed,
         "recompute_tax": ratio(recomputed, computed),
+        "service_gap_tokens": service_gap(recorder, *service_weights),
+        "wait_s": spread(list(waited.values())),
+        "longest_wait_s": max(waited.values(), default=None),
+        **waits_by_size(recorder),
+        "max_itl_s": spread([gap for seq in done if (gap := longest_gap(seq)) is not None]),
         "ttft_s": of("ttft_s"),
         "tpot_s": of("tpot_s"),
         "itl_s": spread(np.concatenate(gaps) if gaps else []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,6 +18,8 @@ class Step:
     running: sequences that hold memory; the step itself ran `batch` of them, feeding `tokens` tokens, of which
     `prefill_tokens` belong to sequences fed more than one. usage: the split of the slots while the step ran.
     sharing: what sharing saved of them. copies: blocks copied before the step, in copy_s seconds of it.
+    service: client -> (prompt tokens of its requests first admitted, tokens generated for it). backlogged: the clients
+    with requests waiting while it ran. admission_estimate: as in Plan.
     """
 
     start_s: float
@@ -31,6 +34,9 @@ class Step:
     sharing: Sharing = field(default_factory=Sharing)
     copies: int = 0
     copy_s: float = 0.0
+    service: dict[str, tuple[int, int]] = field(default_factory=dict)
+    backlogged: frozenset[str] = frozenset()
+    admission_estimate: float | None = None
 
 
 class Recorder:
@@ -43,15 +49,19 @@ class Recorder:
         # (first step, step after the last, slots promised and never used) of every stay of a sequence in the pool; a
         # branch stays as long as its trunk.
         self.stays: list[tuple[int, int, int]] = []
+        self.admitted_s: dict[int, float] = {}  # when a request was first admitted
         self.num_finished = 0
         self.output_tokens = 0
         self._by_id: dict[int, Sequence] = {}
         self._entered: dict[Key, int] = {}
+        self._waiting: Counter[str] = Counter()
         self._on_progress = on_progress
 
     def submitted(self, seq: Sequence) -> None:
         self.sequences.append(seq)
         self._by_id[seq.id] = seq
+        if not seq.refusal:
+            self._waiting[seq.request.client] += 1
 
     def idle(self, start: float, end: float, usage: Usage) -> None:
         """Nothing to do from start to end: the pool lies free."""
@@ -74,10 +84,15 @@ class Recorder:
         number = len(self.steps)
         for record in plan.preempted:
             self.preemptions.append((start, number, record))
-            for part in self._by_id[record.victim].parts:
+            victim = self._by_id[record.victim]
+            self._waiting[victim.request.client] += 1
+            for part in victim.parts:
                 self._left(part, number)
+        service = self._service(plan, outcome)
         for new in plan.admitted:
             seq = self._by_id[new.request.id]
+            self._waiting[seq.request.client] -= 1
+            self.admitted_s.setdefault(seq.id, start)
             for part in seq.branches or [seq]:
                 self._entered[part.key] = number
         for seq in finished:
@@ -98,10 +113,25 @@ class Recorder:
                 sharing=sharing,
                 copies=len(plan.copies),
                 copy_s=outcome.copy_s,
+                service=service,
+                backlogged=frozenset(client for client, count in self._waiting.items() if count),
+                admission_estimate=plan.admission_estimate,
             )
         )
         self.output_tokens += sum(token >= 0 for token in outcome.tokens)
         self._on_progress(self)
+
+    def _service(self, plan: Plan, outcome: Outcome) -> dict[str, tuple[int, int]]:
+        service: Counter[tuple[str, bool]] = Counter()
+        for new in plan.admitted:
+            if new.request.id not in self.admitted_s:
+                service[new.request.client, False] += new.request.prompt_tokens
+        for seq, token in zip(plan.batch, outcome.tokens, strict=True):
+            if token >= 0:
+                # A trunk samples for all of its branches, and again after a preemption, when nobody takes it.
+                made = len(seq.branches) * (len(seq.token_s) == 1) if seq.branches else 1
+                service[seq.request.client, True] += made
+        return {client: (service[client, False], service[client, True]) for client, _ in service}
 
     def _left(self, seq: Sequence, before_step: int) -> None:
         self.stays.append((self._entered.pop(seq.key), before_step, seq.slots_unused))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,15 @@ from pagedlab.scheduler.order.base import Order
 if TYPE_CHECKING:
     from pagedlab.scheduler.batching.base import Batching
 
+RAN_OUT = "pool exhausted"
+OUTRANKED = "outranked"
+
 
 class Scheduler:
     """order (who next) x admission (may it) x batching (what runs) x victim and preemption (who yields, and how).
+
+    Somebody yields where a block is needed that is not free: whom the victim policy says. With `preemptive` also where
+    the next in line lacks rows or blocks, and those behind it in the order hold enough of them: the last ones.
 
     A step is `schedule` (a plan), the executor, then `commit` (its outcome). Between the two, nothing else may
     be called. Rows of the executor's block table are given out here: 0 <= row < max_num_seqs.
@@ -42,6 +49,7 @@ class Scheduler:
         preemption: Preemption,
         victim: Victim,
         max_num_seqs: int,
+        preemptive: bool = False,
     ):
         self.allocator = allocator
         self.order = order
@@ -50,6 +58,7 @@ class Scheduler:
         self.preemption = preemption
         self.victim = victim
         self.max_num_seqs = max_num_seqs
+        self.preemptive = preemptive
         self.running: list[Sequence] = []  # requests: of several outputs, the trunk
         self._groups: dict[int, Group] = {}
         self._rows = list(range(max_num_seqs - 1, -1, -1))
@@ -110,6 +119,7 @@ class Scheduler:
         else:
             return
         self._groups.pop(seq.id, None)
+        self.order.ended(seq)
         for ended in (seq, *seq.parts):
             ended.status, ended.finish_reason = Status.FINISHED, "abort"
 
@@ -131,10 +141,14 @@ class Scheduler:
     def schedule(self, now: float = 0.0) -> Plan:
         """Decide the next step, at `now` seconds. An empty batch means that nothing can run."""
         self.allocator.time(now)
+        self.order.time(now)
         plan = Plan(released=self._released, forked=self._forked, copies=self._copies)
         self._released, self._forked, self._copies = [], [], []
+        plan.admission_estimate = self.admission.estimate
         self.batching.fill(plan, self)
-        plan.memory_blocked = bool(plan.preempted) or self._head_lacks_blocks()
+        ran_out = any(record.reason == RAN_OUT for record in plan.preempted)
+        plan.memory_blocked = ran_out or self._head_lacks_blocks()
+        self.admission.planned(self.running, ran_out)
         return plan
 
     def commit(self, plan: Plan, outcome: Outcome, now: float) -> list[Sequence]:
@@ -147,13 +161,17 @@ class Scheduler:
             zip(plan.batch, plan.num_tokens, outcome.tokens, outcome.finish, strict=True)
         ):
             high = self._high_water.get(seq.key, 0) if self._high_water else 0
+            again = 0
             if seq.computed < high:
-                (seq.trunk or seq).recomputed_tokens += min(high, seq.computed + fed) - seq.computed
+                again = min(high, seq.computed + fed) - seq.computed
+                (seq.trunk or seq).recomputed_tokens += again
+            single = token >= 0 and seq.trunk is None and not seq.branches
+            self.order.served(seq.trunk or seq, fed - again, int(single))
             seq.computed += fed
             self.allocator.computed(seq)
             if token < 0:
                 continue
-            if seq.trunk is not None or seq.branches:
+            if not single:
                 offers.setdefault(seq.id, []).append(outcome.choices[i])
                 continue
             seq.output.append(token)
@@ -162,6 +180,7 @@ class Scheduler:
                 self._leave(seq, [seq])
                 self.running.remove(seq)
                 seq.status, seq.finish_reason, seq.finish_s = Status.FINISHED, finish, now
+                self.order.ended(seq)
                 finished.append(seq)
         for request_id, offered in offers.items():
             finished += self._advance(self._groups[request_id], offered, now)
@@ -172,6 +191,7 @@ class Scheduler:
         trunk, before = group.trunk, group.trunk.parts
         if trunk.forked or not group.started:
             trunk.token_s.append(now)
+            self.order.served(trunk, 0, len(before))
         moves = group.advance(offered)
         if not trunk.forked and moves:
             self._bequeath(trunk)
@@ -195,6 +215,7 @@ class Scheduler:
             self.running.remove(trunk)
             del self._groups[trunk.id]
             trunk.status, trunk.finish_s = Status.FINISHED, now
+            self.order.ended(trunk)
             finished.append(trunk)
         return finished
 
@@ -256,7 +277,7 @@ class Scheduler:
         length, last = len(holding.table), holding.table[-1]
         while (new := self.allocator.grow(seq.key, seq.computed + num_tokens)) is None:
             victim = self.victim.choose(self.running)
-            self._preempt(plan, victim, beneficiary=request)
+            self._preempt(plan, victim, request, RAN_OUT)
             if victim is request:
                 return False
         if new:
@@ -270,14 +291,15 @@ class Scheduler:
     def admit_next(self, plan: Plan, fits: Callable[[Sequence], bool] = lambda seq: True) -> Sequence | None:
         """Move the next waiting sequence into the batch, if admission, rows and `fits` allow it.
 
-        Nobody is admitted in a step that had to preempt: the blocks just freed are for those that run.
+        Nobody is admitted in a step that had to preempt, but for whom those yielded that are behind it: the blocks just
+        freed are for those that run.
         """
         seq = self.order.peek()
         if seq is None:
             return None
-        if plan.preempted or len(self._rows) < len(seq.parts) or not fits(seq):
+        if plan.preempted or not fits(seq):
             return None
-        if not self.admission.allows(seq, pool_is_empty=not self.running):
+        if not self._may_enter(seq) and not (self.preemptive and self._outrank(plan, seq)):
             return None
         self.order.pop()
         parts = seq.parts
@@ -294,15 +316,42 @@ class Scheduler:
         plan.copies += [Copy(seq.row, *pair) for pair in grant.copies]
         return seq
 
+    def _may_enter(self, seq: Sequence, without: Seq[Sequence] = ()) -> bool:
+        """Whether there are rows and blocks for a waiting request, were those `without` not running."""
+        rows = len(self._rows) + sum(len(other.parts) for other in without)
+        if rows < len(seq.parts):
+            return False
+        if not without:
+            return self.admission.allows(seq, self.running)
+        staying = [other for other in self.running if other not in without]
+        return self.admission.allows(seq, staying, self.allocator.freed_by(without))
+
+    def _outrank(self, plan: Plan, seq: Sequence) -> bool:
+        """Have running requests that are behind `seq` in the order yield to it, the last first, no more than it needs,
+        and none where all of them are not enough. Returns whether it may enter."""
+        rank = self.order.rank(seq)
+        behind = sorted((r for r in self.running if self.order.rank(r) > rank), key=self.order.rank)
+        yielding: list[Sequence] = []
+        while behind:
+            yielding.append(behind.pop())
+            if self._may_enter(seq, yielding):
+                break
+        else:
+            return False
+        for victim in yielding:
+            self._preempt(plan, victim, seq, OUTRANKED)
+        # Where they shared cached blocks with it, less came free than was counted: they wait behind it.
+        return self._may_enter(seq)
+
     def _head_lacks_blocks(self) -> bool:
         """Whether the next in line would be refused its blocks, asked once the step is planned: with its tokens spent a
         step may not have looked at the queue."""
         head = self.order.peek()
         if head is None or len(self._rows) < len(head.parts) or not self.admission.refuses_for_memory:
             return False
-        return not self.admission.allows(head, pool_is_empty=not self.running)
+        return not self.admission.allows(head, self.running)
 
-    def _preempt(self, plan: Plan, victim: Sequence, beneficiary: Sequence) -> None:
+    def _preempt(self, plan: Plan, victim: Sequence, beneficiary: Sequence, reason: str) -> None:
         plan.drop(victim)
         for part in victim.feeding:
             self._high_water[part.key] = max(self._high_water.get(part.key, 0), part.computed)
@@ -318,7 +367,7 @@ class Scheduler:
         victim.forked = False
         victim.preemptions += 1
         self.order.push(victim)
-        plan.preempted.append(PreemptionRecord(victim.id, beneficiary.id, "pool exhausted", freed, lost))
+        plan.preempted.append(PreemptionRecord(victim.id, beneficiary.id, reason, freed, lost))
 
     def _leave(self, request: Sequence, parts: list[Sequence]) -> None:
         """These sequences of a request have ended, or are dropped, and give everything back."""

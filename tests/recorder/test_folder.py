@@ -37,6 +37,8 @@ S, I64, I32 = pa.float64(), pa.int64(), pa.int32()
 REQUESTS = {
     "id": I64,
     "source": pa.string(),
+    "client": pa.string(),
+    "priority": I64,
     "status": pa.string(),
     "finish_reason": pa.string(),
     "refusal": pa.string(),
@@ -50,12 +52,17 @@ REQUESTS = {
     "tpot_s": S,
     "e2e_s": S,
     "normalized_latency_s_per_token": S,
+    "wait_s": S,
+    "max_itl_s": S,
+    "met_slo": pa.bool_(),
     "preemptions": I64,
     "recomputed_tokens": I64,
     "cached_tokens": I64,
     "token_s": pa.list_(S),
     "prompt_token_ids": pa.list_(I32),
     "output_token_ids": pa.list_(I32),
+    "further_output_token_ids": pa.list_(pa.list_(I32)),
+    "output_scores": pa.list_(S),
 }
 TIMELINE = {
     "step": I64,
@@ -69,6 +76,14 @@ TIMELINE = {
     "decode_tokens": I32,
     **{f"kv_{kind}": I64 for kind in SPLIT},
     "memory_blocked": pa.bool_(),
+    "blocks_mapped": I32,
+    "blocks_saved": I32,
+    "prefix_queried_tokens": I64,
+    "prefix_hit_tokens": I64,
+    "prefix_evicted_blocks": I64,
+    "blocks_copied": I32,
+    "copy_s": S,
+    "admission_estimate": S,
     "preemptions": I64,
 }
 EVENTS = {
@@ -215,6 +230,8 @@ def test_a_row_of_each_kind_of_request():
     assert first == {
         "id": 0,
         "source": "",
+        "client": "",
+        "priority": 0,
         "status": "finished",
         "finish_reason": "length",
         "refusal": None,
@@ -228,12 +245,17 @@ def test_a_row_of_each_kind_of_request():
         "tpot_s": 1.0,
         "e2e_s": 2.0,
         "normalized_latency_s_per_token": 1.0,
+        "wait_s": 0.0,
+        "max_itl_s": 1.0,
+        "met_slo": None,
         "preemptions": 0,
         "recomputed_tokens": 0,
         "cached_tokens": 0,
         "token_s": [1.0, 2.0],
         "prompt_token_ids": requests[0].prompt.tolist(),
         "output_token_ids": tokens,
+        "further_output_token_ids": [],
+        "output_scores": [None],
     }
     assert second["status"] == Status.REFUSED.value == "refused"
     assert "can need 6 blocks of 4 slots" in second["refusal"]
@@ -248,7 +270,9 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
     """Two R(14, 18), N = 8, B = 4: in second 3 the younger is preempted, in second 18 it comes back with 17 tokens."""
     recorder, _ = served([request(14, 18, id=0), request(14, 18, id=1)], 8)
     rows = timeline_table(recorder).to_pylist()
-    common = {"kv_reserved": 0, "kv_internal": 0, "kv_cached_idle": 0}
+    common = {"kv_reserved": 0, "kv_internal": 0, "kv_cached_idle": 0, "blocks_saved": 0, "admission_estimate": None}
+    common |= {"blocks_copied": 0, "copy_s": 0.0}
+    common |= dict.fromkeys(("prefix_queried_tokens", "prefix_hit_tokens", "prefix_evicted_blocks"), 0)
     assert rows[0] == common | {
         "step": 0,
         "start_s": 0.0,
@@ -260,6 +284,7 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
         "prefill_tokens": 28,
         "decode_tokens": 0,
         "kv_token_states": 28,
+        "blocks_mapped": 8,
         "kv_block_tail": 4,
         "kv_free": 0,
         "kv_external": 0,
@@ -277,6 +302,7 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
         "prefill_tokens": 0,
         "decode_tokens": 1,
         "kv_token_states": 17,
+        "blocks_mapped": 5,
         "kv_block_tail": 3,
         "kv_free": 0,
         "kv_external": 12,

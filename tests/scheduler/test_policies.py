@@ -4,7 +4,7 @@ import pytest
 
 from pagedlab.core.request import Status
 from pagedlab.scheduler.order.base import ORDERS
-from tests.lab import make_executor, make_scheduler, request, run
+from tests.lab import make_executor, make_scheduler, request, run, scheduler_settings
 
 
 def run_steps(scheduler, count):
@@ -87,7 +87,7 @@ def test_a_preempted_sequence_comes_back_before_all_that_arrived_later():
 
 def test_random_order_is_another_for_another_seed_and_the_same_for_the_same():
     def drawn(seed):
-        order = ORDERS["random"](seed)
+        order = ORDERS["random"](scheduler_settings(), None, seed)
         for i in range(20):
             order.push(make_scheduler(4).submit(request(2, 1, id=i)))
         return [order.pop().id for _ in range(20)]

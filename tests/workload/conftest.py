@@ -44,6 +44,9 @@ NO_LIMITS = ShareGPTSettings(
     max_prompt_tokens=None,
     min_output_tokens=None,
     max_total_tokens=None,
+    pin_system=False,
+    clients=1,
+    priorities=[0],
     arrival=ArrivalSettings("at_once"),
 )
 TEN_OF_TEN = SyntheticSettings(
@@ -54,6 +57,11 @@ TEN_OF_TEN = SyntheticSettings(
     max_tokens=None,
     shared_prefix_tokens=0,
     shared_prefix_groups=1,
+    pin_shared_prefix=False,
+    cache_priorities=[35],
+    tenants=1,
+    clients=1,
+    priorities=[0],
     arrival=ArrivalSettings("at_once"),
 )
 
