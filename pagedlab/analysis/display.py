@@ -121,8 +121,8 @@ def memory_table(s: dict[str, Any]) -> Table:
         left.append(("requests that met the SLO", "goodput_fraction"))
         right.append(("goodput, requests/s", f"{s['goodput_requests_per_s']:.3f}"))
     if s["service_gap_tokens"] is not None:
-        left.append(("time in which a request waited for memory", "memory_blocked_fraction"))
-        right.append(("service gap between clients, tokens", f"{s['service_gap_tokens']:.0f}"))
+        left.append(("time short of memory", "memory_blocked_fraction"))
+        right.append(("service gap of clients, tokens", f"{s['service_gap_tokens']:.0f}"))
     for (label, key), (name, value) in zip(left, right, strict=True):
         table.add_row(label, f"{100 * s[key]:.2f} %", "", name, value)
     return table
@@ -168,10 +168,11 @@ def verdict(s: dict[str, Any]) -> str:
             f"about {s['prefill_saved_s']:.1f} s of prefill"
         )
     if s["preemptions"]:
-        text += (
-            f"; the pool ran out {s['preemptions']} time{'' if s['preemptions'] == 1 else 's'}, "
-            f"which cost {s['recomputed_tokens']} tokens computed twice"
-        )
+        ran_out = s["preemptions"] - s["preemptions_outranked"]
+        text += f"; the pool ran out {ran_out} time{'' if ran_out == 1 else 's'}"
+        if s["preemptions_outranked"]:
+            text += f" and {s['preemptions_outranked']} requests yielded to others before them in the order"
+        text += f", which cost {s['recomputed_tokens']} tokens computed twice"
     elif s["memory_blocked_fraction"]:
         text += f"; for {100 * s['memory_blocked_fraction']:.0f} % of the time requests waited for memory"
     else:

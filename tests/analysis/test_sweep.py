@@ -180,6 +180,8 @@ def test_a_row_holds_every_number_of_its_run_flat(sweep):
         "kv_waste_fraction_when_full": None,
         "mean_batch_size": 2.5,
         "output_tokens_per_s": 25.0,
+        **dict.fromkeys(("blocks_saved_fraction", "prefix_hit_rate", "goodput_fraction", "service_gap_tokens")),
+        **dict.fromkeys(("e2e_s_mean", "itl_s_p99")),
         "preemptions": 3,
         "refused": 0,
         "status": "completed",

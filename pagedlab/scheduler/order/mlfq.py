@@ -31,7 +31,8 @@ class Mlfq(Order):
     `preemption` decides.
 
     Ageing: after `ageing_s` seconds of waiting a request is back on the first level, behind those that are there. They
-    leave it after their quantum at the latest, and whoever comes later is behind: nobody is starved.
+    leave it after their quantum at the latest, and whoever comes later is behind: it gets a quantum each time it has
+    aged, and so ends. Nobody is starved; where more comes than can be served these times get longer and longer.
     """
 
     preempts = True
