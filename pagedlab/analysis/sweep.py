@@ -126,6 +126,8 @@ def _cell(key: str, value: float | None) -> str:
         return "-"
     if key.endswith(("fraction", "when_full", "rate")):
         return f"{100 * value:.1f} %"
+    if key.startswith("itl"):
+        return f"{value:.4f}"
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 

@@ -110,7 +110,8 @@ def test_a_preemptive_order_has_somebody_yield(order):
     recorder, _ = run(CROWD + late, 14, tokens=24, max_num_seqs=6, order=order, preemptive=True, mlfq=mlfq)
     reasons = {record.reason for _, _, record in recorder.preemptions}
     assert "outranked" in reasons
-    assert [seq.preemptions for seq in recorder.sequences if seq.id == 99] == [0]
+    if order == "priority":
+        assert [seq.preemptions for seq in recorder.sequences if seq.id == 99] == [0]
 
 
 def test_mlfq_promotes_and_vtc_lifts():
