@@ -31,7 +31,8 @@ class Scheduler:
     """order (who next) x admission (may it) x batching (what runs) x victim and preemption (who yields, and how).
 
     Somebody yields where a block is needed that is not free: whom the victim policy says. With `preemptive` also where
-    the next in line lacks rows or blocks, and those behind it in the order hold enough of them: the last ones.
+    the next in line lacks rows or blocks, and those behind it in the order hold enough of them: the last ones. Then the
+    victim policy, too, chooses among those behind alone, or two requests could take each other's blocks for ever.
 
     A step is `schedule` (a plan), the executor, then `commit` (its outcome). Between the two, nothing else may
     be called. Rows of the executor's block table are given out here: 0 <= row < max_num_seqs.
@@ -276,7 +277,7 @@ class Scheduler:
         holding = self.allocator.holdings[seq.key]
         length, last = len(holding.table), holding.table[-1]
         while (new := self.allocator.grow(seq.key, seq.computed + num_tokens)) is None:
-            victim = self.victim.choose(self.running)
+            victim = self.victim.choose(self._may_yield_to(request))
             self._preempt(plan, victim, request, RAN_OUT)
             if victim is request:
                 return False
@@ -287,6 +288,13 @@ class Scheduler:
             plan.grown.append(Growth(seq.row, start, new))
         plan.add(seq, num_tokens)
         return True
+
+    def _may_yield_to(self, request: Sequence) -> list[Sequence]:
+        """The running requests of which one may lose its blocks to this one, which is among them."""
+        if not self.preemptive:
+            return self.running
+        rank = self.order.rank(request)
+        return [other for other in self.running if self.order.rank(other) >= rank]
 
     def admit_next(self, plan: Plan, fits: Callable[[Sequence], bool] = lambda seq: True) -> Sequence | None:
         """Move the next waiting sequence into the batch, if admission, rows and `fits` allow it.

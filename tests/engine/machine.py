@@ -755,6 +755,7 @@ class Machine:
         now = self.executor.clock.now()
         self.order.time(now, waiting)
         ranks = {account.id: self.order.rank(account) for account in running_before}
+        held_before = self._held()
         prefilling = any(account.lag > 1 for account in self._in("running"))
         due, self._copies_due = self._copies_due, []
         plan = scheduler.schedule(now)
@@ -768,6 +769,8 @@ class Machine:
         for record in plan.preempted:
             victim = self._of(record.victim)
             must("victim", victim.state == "running", victim.seq, "did not run")
+            behind = not w.preemptive or outranked or ranks[record.victim] >= ranks[record.beneficiary]
+            must("outranked", behind, record, "yields to one behind it:", ranks)
             helped = "waiting" if outranked else "running"
             must("victim", self._of(record.beneficiary).state == helped, record, "helps nobody")
             shared = len(victim.request.prompt)
@@ -872,11 +875,11 @@ class Machine:
             must("watermark", len(free) >= int(w.watermark * w.num_blocks), free, "left of", w.num_blocks)
         whole = w.batching == "prefill_first" or (w.batching == "static" and self.open)
         if whole and not plan.admitted and not prefilling:
-            looked_at = (w.tokens, waiting, free_before, running_before, rows_before)
+            looked_at = (w.tokens, waiting, free_before, running_before, rows_before, held_before)
             self._check_blocked(plan, bool(ran_out), *looked_at, preempted=False)
         else:
             left = w.tokens - plan.total_tokens
-            looked_at = (left, self._in("waiting"), free, running, len(rows))
+            looked_at = (left, self._in("waiting"), free, running, len(rows), self._held())
             self._check_blocked(plan, bool(ran_out), *looked_at, preempted=bool(plan.preempted))
         self.open = self.open and (bool(plan.admitted) or any(account.lag > 1 for account in running))
         self._expect_next_time(running, bool(ran_out))
@@ -895,6 +898,10 @@ class Machine:
             fall = (GUESS["initial"] - GUESS["minimum"]) / GUESS["decay_steps"]
             self.estimate = max(self.estimate - fall, GUESS["minimum"])
 
+    def _held(self) -> dict[int, int]:
+        """Blocks of each request that runs, shared ones once."""
+        return {a.id: len({block for part in a.live for block in part.table}) for a in self._in("running")}
+
     def _check_blocked(
         self,
         plan: Plan,
@@ -904,6 +911,7 @@ class Machine:
         free: set[int],
         running: list[Account],
         rows: int,
+        held: dict[int, int],
         preempted: bool,
     ) -> None:
         """The next in line, when the step last looked at it: was it refused for memory, and rightly?"""
@@ -918,10 +926,11 @@ class Machine:
             }[w.batching]
             if w.preemptive and looked and not preempted:
                 behind = [a for a in running if self.order.rank(a) > self.order.rank(head)]
-                held = len({block for a in behind for part in a.live for block in part.table})
                 staying = [a for a in running if a not in behind]
                 room = rows - sum(len(a.live) for a in behind) + len(head.live) <= w.max_num_seqs
-                enough = room and self._may_enter(head, set(range(len(free) + held)), staying)
+                enough = room and self._may_enter(
+                    head, set(range(len(free) + sum(held[a.id] for a in behind))), staying
+                )
                 must("outranked", not enough, head.seq, "waits behind", [a.seq for a in behind])
             if rows + len(head.live) <= w.max_num_seqs:
                 refused = not self._may_enter(head, free, running)

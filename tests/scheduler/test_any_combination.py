@@ -105,7 +105,7 @@ def test_every_order_is_another_than_fcfs(order):
 
 @pytest.mark.parametrize("order", ["priority", "srtf", "mlfq"])
 def test_a_preemptive_order_has_somebody_yield(order):
-    late = [request(5, 2, id=99, true=2, arrival=0.04, priority=-1)]
+    late = [request(5, 2, id=99 - i, true=2, arrival=0.02 + i / 100, priority=-9) for i in range(4)]
     mlfq = {"levels": 3, "quantum": 12, "ageing_s": 9.0}
     recorder, _ = run(CROWD + late, 14, tokens=24, max_num_seqs=6, order=order, preemptive=True, mlfq=mlfq)
     reasons = {record.reason for _, _, record in recorder.preemptions}
