@@ -55,6 +55,7 @@ class Recorder:
         self._by_id: dict[int, Sequence] = {}
         self._entered: dict[Key, int] = {}
         self._waiting: Counter[str] = Counter()
+        self._forked: set[int] = set()
         self._on_progress = on_progress
 
     def submitted(self, seq: Sequence) -> None:
@@ -128,8 +129,10 @@ class Recorder:
                 service[new.request.client, False] += new.request.prompt_tokens
         for seq, token in zip(plan.batch, outcome.tokens, strict=True):
             if token >= 0:
-                # A trunk samples for all of its branches, and again after a preemption, when nobody takes it.
-                made = len(seq.branches) * (len(seq.token_s) == 1) if seq.branches else 1
+                made = 1
+                if seq.branches:  # a trunk samples for all of them, and again after a preemption, when nobody takes it
+                    made = len(seq.branches) if seq.id not in self._forked else 0
+                    self._forked.add(seq.id)
                 service[seq.request.client, True] += made
         return {client: (service[client, False], service[client, True]) for client, _ in service}
 
