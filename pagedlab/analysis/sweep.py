@@ -104,12 +104,15 @@ def _table(rows: list[dict[str, Any]], axes: list[str], baseline: dict[str, Any]
     against = ", ".join(f"{axis}={baseline[axis]}" for axis in axes) if baseline else "nothing: no job finished"
     table = Table(title="sweep", caption=f"ratio: output tokens/s against {escape(against)}", title_justify="left")
     for axis in axes:
-        table.add_column(escape(axis))
+        table.add_column(escape(axis.removeprefix("scheduler.")))
     sharing = any(row["prefix_hit_rate"] for row in rows)
     seldom = {"blocks_saved_fraction": any(row["blocks_saved_fraction"] for row in rows)}
     seldom |= {key: any(row[key] is not None for row in rows) for key in ("goodput_fraction", "service_gap_tokens")}
-    seldom |= dict.fromkeys(("e2e_s_mean", "itl_s_p99"), any(axis.startswith("scheduler") for axis in axes))
     seldom |= dict.fromkeys(("prefix_hit_rate", "ttft_s_mean"), sharing)
+    scheduling = all(axis.startswith("scheduler") for axis in axes)
+    seldom |= dict.fromkeys(("e2e_s_mean", "itl_s_p99"), scheduling)
+    if scheduling:  # else the table would not fit a terminal
+        seldom |= dict.fromkeys(("kv_waste_fraction", "kv_waste_fraction_when_full", "blocks_saved_fraction"), False)
     shown = [key for key in _COLUMNS if seldom.get(key, True)]
     for key in shown:
         table.add_column(_COLUMNS[key], justify="right")
