@@ -58,6 +58,8 @@ CHECKS = {
     "order": "who is admitted was the next in the order, recomputed",
     "outranked": "for one that goes before them the last running requests yield, no more than it needs",
     "watermark": "an admission leaves the watermark free, except into an empty pool",
+    "static": "a static batch lets nobody in once it decodes",
+    "whole": "but in chunked, a prompt that a step can hold is fed in one",
     "fits": "can_admit says what counting the free blocks says",
     "blocked": "memory_blocked is said exactly when the next in line was refused its blocks",
     "victim": "the victim is the policy's, recomputed",
@@ -847,6 +849,11 @@ class Machine:
             pending = account.to_compute(part)
             must("batch", 1 <= fed <= pending, fed, "of", pending, "tokens fed")
             must("batch", plan.samples(i) == (fed == pending), account.seq)
+        must("static", w.batching != "static" or self.open or not plan.admitted, plan.admitted, "join a closed batch")
+        for new in plan.admitted if w.batching != "chunked" else ():
+            account = self._of(new.request.id)
+            fed = sum(n for a, _, n in work if a is account)
+            must("whole", fed == account.lag or account.lag > w.tokens, account.seq, "is fed", fed, "of", account.lag)
         for account in self._in("running"):
             sampling = [part for a, part, fed in work if a is account and fed == a.to_compute(part)]
             must("group", sampling in ([], account.feeding), account.seq, "samples in part only")

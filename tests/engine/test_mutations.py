@@ -121,6 +121,18 @@ def refused_admission_takes_a_block(patch):
     patch.setattr(OnDemand, "allows", allows)
 
 
+def static_batch_stays_open(patch):
+    patch.setattr(Static, "_fits", PrefillFirst._fits)
+
+
+def static_batch_stays_closed(patch):
+    def fill(self, plan, scheduler):
+        PrefillFirst.fill(self, plan, scheduler)
+        self._open = self._open and bool(plan.admitted or scheduler.prefilling())
+
+    patch.setattr(Static, "fill", fill)
+
+
 def copy_after_the_write(patch):
     execute = FingerprintExecutor.execute
 
@@ -316,7 +328,6 @@ MUTATIONS = {
     "mlfq_does_not_age": (Mlfq, "time", "if place.level and", "if False and"),
     "mlfq_skips_no_level": (Mlfq, "_first_level", ">= prompt_tokens", ">= 0"),
     "vtc_forgets_the_prompt": (VirtualTokenCounter, "pop", "if not seq.preemptions:", "if False:"),
-    "vtc_charges_a_prompt_at_each_admission": (VirtualTokenCounter, "pop", "if not seq.preemptions:", "if True:"),
     "vtc_lifts_nobody": (VirtualTokenCounter, "_lift", "if least > own:", "if False:"),
     "vtc_counts_no_output": (VirtualTokenCounter, "served", "* generated", "* 0"),
     "the_first_behind_yields": (Scheduler, "_outrank", "behind.pop()", "behind.pop(0)"),
@@ -326,8 +337,8 @@ MUTATIONS = {
     "peak_forgets_the_tails": (EstimatedPeak, "peak", "self.allocator.pool.block_size - 1", "0"),
     "estimate_never_rises": (EstimatedPeak, "planned", "max(self.estimate, min(seen, 1.0))", "self.estimate"),
     "estimate_never_falls": (EstimatedPeak, "planned", "self.estimate - fall", "self.estimate"),
-    "static_batch_stays_open": (Static, "_fits", "self._open and ", ""),
-    "static_batch_stays_closed": (Static, "fill", "self._open or not scheduler.running", "self._open"),
+    "static_batch_stays_open": static_batch_stays_open,
+    "static_batch_stays_closed": static_batch_stays_closed,
     "iteration_takes_a_part_of_a_prompt": (Iteration, "_fits", "whole <= budget or ", "True or "),
     "most_urgent_is_the_victim": (LowestPriority, "choose", "(seq.request.priority", "(-seq.request.priority"),
     "most_computed_is_the_victim": (FewestComputed, "choose", "-computed(seq)", "computed(seq)"),

@@ -182,6 +182,13 @@ def test_vtc_lifts_a_client_that_was_idle():
     assert admitted(one_server(first + second, "vtc")) == [0, 1, 2, 3, 6, 4, 7, 5, 8]
 
 
+def test_vtc_charges_a_prompt_once_however_often_it_is_preempted():
+    requests = [request(6, 8, id=i, client="a") for i in range(6)]
+    recorder, scheduler = lab.run(requests, 8, order="vtc")
+    assert recorder.preemptions
+    assert scheduler.order.counters == {"a": 6 * (6 + 2 * 8)}
+
+
 def test_lpm_serves_the_longest_cached_prefix_first():
     shared = list(range(8))
     first, other = request([*shared, 40], 2, id=0), request([30] * 9, 2, id=1)
