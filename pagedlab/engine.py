@@ -104,7 +104,7 @@ def _coast(
         allocator.fill(count * (len(steps.ends) - 1))
         allocator.owe(sum(steps.grown) - steps.grown[0])
     finished = scheduler.coasted(steps, steps.ends[-2] if len(steps.ends) > 1 else now)
-    recorder.coasted(first, steps, allocator.pool.block_size, bool(allocator.grows), finished)
+    recorder.coasted(first, steps, together, allocator.pool.block_size, bool(allocator.grows), finished)
 
 
 class _Patience:

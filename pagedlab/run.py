@@ -35,7 +35,7 @@ from pagedlab.prefix_cache.base import PREFIX_CACHES
 from pagedlab.prefix_cache.digest import Digest
 from pagedlab.recorder.environment import environment
 from pagedlab.recorder.folder import holds_completed_run, write_run_folder
-from pagedlab.recorder.metrics import summarize
+from pagedlab.recorder.metrics import Slo, summarize
 from pagedlab.recorder.recorder import Recorder
 from pagedlab.recorder.redact import redact
 from pagedlab.scheduler.admission.base import ADMISSIONS
@@ -132,12 +132,13 @@ def build_scheduler(
     allocator = build_allocator(settings, num_blocks, max_model_len)
     return Scheduler(
         allocator,
-        ORDERS[choice.order](settings.seed),
-        ADMISSIONS[choice.admission](allocator, choice.watermark),
+        ORDERS[choice.order](choice, allocator, settings.seed),
+        ADMISSIONS[choice.admission](choice, allocator),
         BATCHINGS[choice.batching](choice.max_num_batched_tokens),
         PREEMPTIONS[settings.preemption.name](allocator, settings.preemption),
         VICTIMS[settings.preemption.victim](allocator),
         choice.max_num_seqs,
+        choice.preemptive,
         foretold,
         skip,
     )
@@ -276,13 +277,16 @@ def run(
                 lab.executor.close()
         num_blocks = lab.scheduler.allocator.pool.num_blocks if lab else 0
         host_blocks = lab.executor.num_host_blocks if lab else 0
-        summary = summarize(recorder, num_blocks, settings.block_size, status, host_blocks) | labels(settings, lab)
+        slo = Slo(settings.slo.ttft_s, settings.slo.tpot_s)
+        weights = (settings.scheduler.vtc.input_weight, settings.scheduler.vtc.output_weight)
+        summary = summarize(recorder, num_blocks, settings.block_size, status, host_blocks, slo, weights)
+        summary |= labels(settings, lab)
         if failure is not None:
             summary["error"] = f"{type(failure).__name__}: {failure}"
         summary = redact(summary)
         config_yaml = yaml.safe_dump(redact(config), sort_keys=False, allow_unicode=True)
         folder = run_dir if status == "completed" or not holds_completed_run(run_dir) else run_dir / status
-        write_run_folder(folder, config_yaml, environment(settings.seed), recorder, summary)
+        write_run_folder(folder, config_yaml, environment(settings.seed), recorder, summary, slo)
     if status != "completed":
         print(f"run folder: {folder}")
     if failure is not None:
@@ -304,6 +308,9 @@ def labels(settings: Settings, lab: Lab | None) -> dict[str, Any]:
         "order": settings.scheduler.order,
         "batching": settings.scheduler.batching,
         "admission": settings.scheduler.admission,
+        "preemptive": settings.scheduler.preemptive,
+        "predictor": settings.scheduler.predictor if ORDERS[settings.scheduler.order].needs_true_length else None,
+        "watermark": settings.scheduler.watermark,
         "preemption": settings.preemption.name,
         "victim": settings.preemption.victim,
         "prefix_cache": settings.prefix_cache.name,

@@ -124,6 +124,12 @@ def memory_table(s: dict[str, Any]) -> Table:
         right.append(("MiB out, in", f"{s['swapped_out_bytes'] / 2**20:.1f}, {s['swapped_in_bytes'] / 2**20:.1f}"))
         left.append(("recomputed, of fed tokens", "recompute_tax"))
         right.append(("seconds out, in", f"{s['swap_out_s']:.3f}, {s['swap_in_s']:.3f}"))
+    if s["goodput_fraction"] is not None:
+        left.append(("requests that met the SLO", "goodput_fraction"))
+        right.append(("goodput, requests/s", f"{s['goodput_requests_per_s']:.3f}"))
+    if s["service_gap_tokens"] is not None:
+        left.append(("time short of memory", "memory_blocked_fraction"))
+        right.append(("service gap of clients, tokens", f"{s['service_gap_tokens']:.0f}"))
     for (label, key), (name, value) in zip(left, right, strict=True):
         table.add_row(label, f"{100 * s[key]:.2f} %", "", name, value)
     return table
@@ -138,6 +144,8 @@ def latency_table(s: dict[str, Any]) -> Table:
         ("TTFT, time to first token", "ttft_s"),
         ("TPOT, time per output token", "tpot_s"),
         ("ITL, between tokens", "itl_s"),
+        ("longest ITL of a request", "max_itl_s"),
+        ("wait to be admitted", "wait_s"),
         ("end to end", "e2e_s"),
         ("normalized, per output token", "normalized_latency_s_per_token"),
     ]
@@ -167,10 +175,11 @@ def verdict(s: dict[str, Any]) -> str:
             f"about {s['prefill_saved_s']:.1f} s of prefill"
         )
     if s["preemptions"]:
-        text += (
-            f"; the pool ran out {s['preemptions']} time{'' if s['preemptions'] == 1 else 's'}, "
-            f"which cost {s['recomputed_tokens']} tokens computed twice"
-        )
+        ran_out = s["preemptions"] - s["preemptions_outranked"]
+        text += f"; the pool ran out {ran_out} time{'' if ran_out == 1 else 's'}"
+        if s["preemptions_outranked"]:
+            text += f" and {s['preemptions_outranked']} requests yielded to others before them in the order"
+        text += f", which cost {s['recomputed_tokens']} tokens computed twice"
         if s["swaps"]:
             moved = (s["swapped_out_bytes"] + s["swapped_in_bytes"]) / 2**20
             text += f" and {moved:.0f} MiB moved in {s['swap_out_s'] + s['swap_in_s']:.2f} s"

@@ -28,5 +28,5 @@ class Batching(ABC):
 
 
 BATCHINGS: Registry[type[Batching]] = Registry(
-    "scheduler.batching", "pagedlab.scheduler.batching", ("prefill_first", "chunked")
+    "scheduler.batching", "pagedlab.scheduler.batching", ("prefill_first", "chunked", "static", "iteration")
 )

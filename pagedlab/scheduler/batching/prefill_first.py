@@ -32,11 +32,15 @@ class PrefillFirst(Batching):
             return
         scheduler.decode_all(plan, self.max_tokens)
         budget = self.max_tokens - plan.total_tokens
-        while budget > 0 and (back := scheduler.admit_next(plan, lambda seq: seq.swapped)) is not None:
+        while budget > 0 and (back := scheduler.admit_next(plan, self._may_return)) is not None:
             budget -= scheduler.prefill(plan, back, budget)
 
     def next_wakeup(self, now: float) -> float:
         return inf
+
+    def _may_return(self, seq: Sequence) -> bool:
+        """In a step of decodes."""
+        return seq.swapped
 
     def _fits(self, scheduler: Scheduler, budget: int, seq: Sequence) -> bool:
         if seq.swapped:
