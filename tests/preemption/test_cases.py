@@ -354,3 +354,51 @@ def test_adaptive_without_room_falls_back_only_where_it_would_have_swapped():
         while not (plan := step(scheduler, executor)).preempted:
             pass
         assert (plan.preempted[0].kind, plan.preempted[0].fallback) == ("recompute", fallback)
+
+
+# ---- beside the orders --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("order", "first_back"),
+    [("fcfs", 1), ("priority", 2), ("srtf", 2), ("vtc", 2)],
+)
+def test_those_swapped_out_come_back_in_the_order_of_the_policy(order, first_back):
+    """Three prompts of 2 blocks fill the pool: 2 yields at once, 1 when 0 and 1 have 3 blocks each; 0 runs to its
+    end. 2 is more urgent than 1, has less left to come, and is of the client that was served less."""
+    requests = [
+        request(8, 16, id=0, true=16, client="a", priority=0),
+        request(8, 16, id=1, true=16, client="a", priority=2),
+        request(8, 9, id=2, true=9, client="b", priority=1),
+    ]
+    recorder, _ = run(requests, 6, order=order, preemption="swap", tokens=24)
+    assert {record.victim for _, _, record in recorder.preemptions} == {1, 2}
+    assert recorder.returns[0][2].request_id == first_back
+    assert [seq.output for seq in recorder.sequences] == [naive_output(r) for r in requests]
+
+
+def test_who_was_swapped_out_for_others_waits_behind_them():
+    """One row. 0 yields to 1; 2 arrives, as urgent as 1: it goes before 0, which is back at the end."""
+    requests = [
+        request(6, 20, id=0, priority=5, arrival=0.0),
+        request(6, 4, id=1, priority=0, arrival=0.03),
+        request(6, 4, id=2, priority=0, arrival=0.05),
+    ]
+    recorder, _ = run(requests, 40, order="priority", preemptive=True, preemption="swap", max_num_seqs=1)
+    assert [(r.victim, r.beneficiary, r.reason, r.kind) for _, _, r in recorder.preemptions] == [
+        (0, 1, "outranked", "swap")
+    ]
+    ((back_s, _, back),) = recorder.returns
+    assert back.request_id == 0
+    assert back_s >= recorder.sequences[2].finish_s > recorder.admitted_s[2] >= recorder.sequences[1].finish_s
+    assert recorder.sequences[0].recomputed_tokens == 0
+
+
+def test_a_closed_static_batch_takes_nobody_back():
+    """Two of R(14, 18) on 8 blocks: the younger is swapped out, and comes back when the elder has ended."""
+    requests = [request(14, 18, id=0), request(14, 18, id=1)]
+    recorder, _ = run(requests, 12, batching="static", preemption="swap")
+    ((back_s, _, back),) = recorder.returns
+    assert back.request_id == 1
+    assert back_s >= recorder.sequences[0].finish_s
+    assert [seq.output for seq in recorder.sequences] == [naive_output(r) for r in requests]
