@@ -1,4 +1,4 @@
-"""Fit the cost model to the machine at hand: about a minute of micro-profile, for `executor=simulated hardware=local`."""
+"""Fit the cost model to the machine at hand by a minute of micro-profile, for `executor=simulated hardware=local`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def calibrate_job(job: Job, interrupts: Interrupts) -> None:
     from pagedlab.model.architecture import architecture_of
     from pagedlab.model.config import read_config
     from pagedlab.model.dtype import dtype_bytes
-    from pagedlab.model.locate import model_folder
+    from pagedlab.model.locate import shape_place
     from pagedlab.recorder.environment import environment
     from pagedlab.recorder.folder import write_atomic, write_json
 
@@ -67,7 +67,7 @@ def calibrate_job(job: Job, interrupts: Interrupts) -> None:
     width = dtype_bytes(settings.model.dtype)
     if width > 4:
         raise ConfigError(f"model.dtype={settings.model.dtype}: the cost model prices 16 and 32 bits")
-    model = architecture_of(read_config(settings.model, model_folder(settings.model)))
+    model = architecture_of(read_config(settings.model, shape_place(settings.model)))
     load = os.getloadavg()[0]
     observations, settings, ran = _profile(settings, model, own, interrupts)
     found = fit(observations, settings.hardware, model, width, settings.block_size)
@@ -81,7 +81,9 @@ def calibrate_job(job: Job, interrupts: Interrupts) -> None:
     write_json(job.folder / "observations.json", {"observations": [asdict(seen) for seen in observations]})
     facts = {"key": made.key, "data_sha256": made.data_sha256, "hull": made.hull, "load_average_at_start": load}
     constants = {name: getattr(found.hardware, name) for name in found.fitted}
-    write_json(job.folder / "summary.json", {**facts, "file": str(target), "rows": _rows(found), "constants": constants})
+    write_json(
+        job.folder / "summary.json", {**facts, "file": str(target), "rows": _rows(found), "constants": constants}
+    )
     print(f"calibration: {target}")
     print(f"run folder: {job.folder}")
 
@@ -96,7 +98,12 @@ def _checked(config: Any) -> CalibrateSettings:
         if not values or min(values) < low:
             raise ConfigError(f"calibrate.{name}={values}: expected whole numbers from {low} on")
     for i, step in enumerate(own.mixed):
-        if not isinstance(step, list) or len(step) != 3 or any(type(x) is not int or x < 1 for x in step) or step[2] < 2:
+        if (
+            not isinstance(step, list)
+            or len(step) != 3
+            or any(type(x) is not int or x < 1 for x in step)
+            or step[2] < 2
+        ):
             raise ConfigError(f"calibrate.mixed[{i}]={step}: expected [decodes, chunks, tokens of each from 2 on]")
     if min(own.chunks) < 2:
         raise ConfigError(f"calibrate.chunks={own.chunks}: expected 2 tokens at least, one is a decode")

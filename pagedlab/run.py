@@ -102,16 +102,16 @@ def build(settings: Settings, interrupts: Interrupts) -> Lab:
     executor = EXECUTORS[settings.executor.name].create(settings, folder, shape, cache)
     scheduler = build_scheduler(settings, executor.num_blocks, max_model_len, executor.foretold)
     constants = _constants(settings, calibration) if simulated and settings.hardware.name == "local" else ""
-    return Lab(
-        requests, executor, scheduler, max_model_len, per_token, _budget(settings)[1], calibration, constants
-    )
+    return Lab(requests, executor, scheduler, max_model_len, per_token, _budget(settings)[1], calibration, constants)
 
 
 def _constants(settings: Settings, calibration: Calibration | None) -> str:
     if calibration is None:
         return "hardware=local: constants are orders of magnitude; `pagedlab calibrate` measures them for this model"
     of = calibration.key
-    return f"hardware=local: calibrated {calibration.made_at}, {of['threads']} threads of {of['cpu']}: {calibration.file}"
+    return (
+        f"hardware=local: calibrated {calibration.made_at}, {of['threads']} threads of {of['cpu']}: {calibration.file}"
+    )
 
 
 def _check_beams(settings: Settings, vocab_size: int, num_eos_tokens: int) -> None:

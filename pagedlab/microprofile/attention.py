@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
@@ -38,7 +36,13 @@ def prefill_cell(executor: TorchExecutor, chunks: list[tuple[int, int]], heads: 
 
 
 def _cell(
-    executor: TorchExecutor, operator: str, sizes: dict[str, Any], batch: PagedBatch, tokens: int, block_size: int, heads: int
+    executor: TorchExecutor,
+    operator: str,
+    sizes: dict[str, Any],
+    batch: PagedBatch,
+    tokens: int,
+    block_size: int,
+    heads: int,
 ) -> Cell:
     """All layers, each over its own cache, which is read as one of blocks of `block_size`."""
     dim = executor.k_cache[0].shape[3]
@@ -82,19 +86,20 @@ def _batch(executor: TorchExecutor, fed: list[int], contexts: list[int], block_s
     )
 
 
-@contextmanager
-def without_attention(executor: TorchExecutor) -> Iterator[None]:
-    """Inside, the kernel writes keys and values and attends to nothing."""
-    ready: dict[torch.Size, torch.Tensor] = {}
+class AttentionAway:
+    """Between `remove` and `restore`, the kernel writes keys and values and attends to nothing."""
 
-    def stub(query: torch.Tensor, *args: Any) -> torch.Tensor:
-        if query.shape not in ready:
-            ready[query.shape] = torch.full_like(query, 0.5)
-        return ready[query.shape]
+    def __init__(self, kernel: Any):
+        self._kernel = kernel
+        self._ready: dict[torch.Size, torch.Tensor] = {}
 
-    kernel: Any = executor.kernel
-    kernel.decode = kernel.prefill = stub
-    try:
-        yield
-    finally:
-        del kernel.decode, kernel.prefill
+    def _stub(self, query: torch.Tensor, *args: Any) -> torch.Tensor:
+        if query.shape not in self._ready:
+            self._ready[query.shape] = torch.full_like(query, 0.5)
+        return self._ready[query.shape]
+
+    def remove(self) -> None:
+        self._kernel.decode = self._kernel.prefill = self._stub
+
+    def restore(self) -> None:
+        del self._kernel.decode, self._kernel.prefill

@@ -36,7 +36,7 @@ class _Idle(Executor):
     def execute(self, plan: Plan) -> Outcome:
         if self._left is not None:
             wall, cpu = time.perf_counter() - self._left[0], time.process_time() - self._left[1]
-            blocks = sum(len(new.block_ids) for new in (*plan.admitted, *plan.grown))
+            blocks = sum(len(new.block_ids) for new in plan.admitted) + sum(len(new.block_ids) for new in plan.grown)
             self.gaps.append((wall, cpu, plan.num_sequences, len(plan.admitted), blocks))
         tokens = [0 if plan.samples(i) else -1 for i in range(len(plan.batch))]
         finish = [
@@ -47,7 +47,9 @@ class _Idle(Executor):
         return Outcome(tokens, finish, 0.0)
 
 
-def observe_engine(settings: Settings, num_blocks: int, max_model_len: int, batches: list[int], rounds: int) -> list[Observation]:
+def observe_engine(
+    settings: Settings, num_blocks: int, max_model_len: int, batches: list[int], rounds: int
+) -> list[Observation]:
     """Serve `batches` requests at a time through the configured scheduler and policies; medians of equal steps."""
     found: dict[tuple[int, int, int], list[tuple[float, float]]] = defaultdict(list)
     for _ in range(rounds):

@@ -21,11 +21,12 @@ def move_cells(executor: TorchExecutor, blocks: list[int], seed: int) -> list[Ce
         ids = torch.from_numpy(dice.permutation(executor.num_blocks)[: 2 * count])
         within = ids.view(count, 2).to(executor.device)
         out = torch.stack([ids[:count], torch.arange(count)], dim=1)
+        back = out.flip(1)
 
         def copy(pairs: torch.Tensor = within) -> None:
             kernel.copy_blocks(executor.k_cache, executor.v_cache, pairs)
 
-        def swap(out: torch.Tensor = out, back: torch.Tensor = out.flip(1)) -> None:
+        def swap(out: torch.Tensor = out, back: torch.Tensor = back) -> None:
             kernel.swap_blocks(caches, host, out)
             kernel.swap_blocks(host, caches, back)
 

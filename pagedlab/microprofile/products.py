@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -72,24 +70,26 @@ def product_cells(executor: TorchExecutor, linears: list[torch.nn.Module], rows:
     return cells
 
 
-@contextmanager
-def without_products(linears: list[torch.nn.Module]) -> Iterator[None]:
-    """Inside, linear layers return numbers that lie ready."""
-    ready: dict[tuple[int, ...], torch.Tensor] = {}
+class ProductsAway:
+    """Between `remove` and `restore`, linear layers return numbers that lie ready."""
 
-    def stub(columns: int) -> Any:
+    def __init__(self, linears: list[torch.nn.Module]):
+        self._stubs = [(module, self._stub(shape(module)[1])) for module in linears]
+        self._ready: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def _stub(self, columns: int) -> Any:
         def forward(x: torch.Tensor) -> torch.Tensor:
             size = (*x.shape[:-1], columns)
-            if size not in ready:
-                ready[size] = torch.full(size, 0.5, dtype=x.dtype, device=x.device)
-            return ready[size]
+            if size not in self._ready:
+                self._ready[size] = torch.full(size, 0.5, dtype=x.dtype, device=x.device)
+            return self._ready[size]
 
         return forward
 
-    for module in linears:
-        module.forward = stub(shape(module)[1])
-    try:
-        yield
-    finally:
-        for module in linears:
+    def remove(self) -> None:
+        for module, stub in self._stubs:
+            module.forward = stub
+
+    def restore(self) -> None:
+        for module, _ in self._stubs:
             del module.forward

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,10 +10,10 @@ from pagedlab.core.errors import ConfigError
 from pagedlab.executor.torch import TorchExecutor
 from pagedlab.hardware.calibration.observation import Observation
 from pagedlab.interrupts import Interrupts
-from pagedlab.microprofile.attention import decode_cell, fill_cache, prefill_cell, without_attention
+from pagedlab.microprofile.attention import AttentionAway, decode_cell, fill_cache, prefill_cell
 from pagedlab.microprofile.engine import observe_engine
 from pagedlab.microprofile.moves import move_cells
-from pagedlab.microprofile.products import product_cells, without_products
+from pagedlab.microprofile.products import ProductsAway, product_cells
 from pagedlab.microprofile.steps import step_cell
 from pagedlab.microprofile.turns import Cell, observe
 from pagedlab.run import Lab
@@ -59,19 +58,14 @@ def measure(
     if not isinstance(executor, TorchExecutor):
         raise ConfigError(f"executor={settings.executor.name}: a profile is of a real model, expected torch")
     room = _Room(settings, executor.num_blocks, lab.max_model_len)
-    decodes = [([context] * batch, []) for batch in sizes.batches for context in sizes.contexts]
-    chunks = [([], [(new, cached)]) for new in sizes.chunks for cached in sizes.cached]
+    decodes: list[Work] = [([context] * batch, []) for batch in sizes.batches for context in sizes.contexts]
+    chunks: list[Work] = [([], [(new, cached)]) for new in sizes.chunks for cached in sizes.cached]
     middle = sorted(sizes.contexts)[len(sizes.contexts) // 2]
-    mixed = [([middle] * batch, [(new, 0)] * count) for batch, count, new in sizes.mixed]
-    steps: list[Work] = [step for step in (*decodes, *chunks, *mixed) if room.takes(*step)]
+    mixed: list[Work] = [([middle] * batch, [(new, 0)] * count) for batch, count, new in sizes.mixed]
+    steps = [step for step in (*decodes, *chunks, *mixed) if room.takes(*step)]
     fill_cache(executor, seed)
-
-    def finish(cells: list[Cell]) -> list[Observation]:
-        return observe(cells, sizes.rounds, seed, executor.device, interrupts.raise_if_requested)
-
-    def made_steps(operator: str) -> list[Cell]:
-        return [step_cell(executor, operator, contexts, new, vocab_size, seed) for contexts, new in steps]
-
+    whole = [step_cell(executor, "step", contexts, new, vocab_size, seed) for contexts, new in steps]
+    rest = [_without(executor, linears, cell) for cell in whole]
     attention = [
         decode_cell(executor, contexts, size, num_heads, seed)
         for size in sorted({settings.block_size, *sizes.block_sizes})
@@ -79,16 +73,33 @@ def measure(
         if room.takes(contexts, [], size) and size <= contexts[0] and _knows(executor, size)
     ]
     attention += [
-        prefill_cell(executor, new, num_heads, seed) for contexts, new in steps if new and (not contexts or len(new) > 1)
+        prefill_cell(executor, new, num_heads, seed)
+        for contexts, new in steps
+        if new and (not contexts or len(new) > 1)
     ]
     products = product_cells(executor, linears, [m for m in sizes.rows if m <= room.tokens], seed)
     moves = move_cells(executor, [count for count in sizes.moved_blocks if 2 * count <= executor.num_blocks], seed)
+    cells = [*products, *attention, *moves, *whole, *rest]
     with torch.inference_mode():
-        found = finish(products) + finish(attention) + finish(moves) + finish(made_steps("step"))
-        with without_products(linears), without_attention(executor):
-            found += finish(made_steps("rest"))
+        found = observe(cells, sizes.rounds, seed, executor.device, interrupts.raise_if_requested)
     batches = [batch for batch in sizes.batches if batch <= settings.scheduler.max_num_seqs]
     return found + observe_engine(settings, executor.num_blocks, lab.max_model_len, batches, sizes.rounds)
+
+
+def _without(executor: TorchExecutor, linears: list[torch.nn.Module], step: Cell) -> Cell:
+    """The same step without products and attention."""
+    products, attention = ProductsAway(linears), AttentionAway(executor.kernel)
+
+    def prepare() -> None:
+        step.prepare()
+        products.remove()
+        attention.remove()
+
+    def restore() -> None:
+        attention.restore()
+        products.restore()
+
+    return replace(step, operator="rest", prepare=prepare, restore=restore)
 
 
 class _Room:

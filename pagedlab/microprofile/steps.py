@@ -13,7 +13,12 @@ from pagedlab.microprofile.turns import Cell
 
 
 def step_cell(
-    executor: TorchExecutor, operator: str, contexts: list[int], chunks: list[tuple[int, int]], vocab_size: int, seed: int
+    executor: TorchExecutor,
+    operator: str,
+    contexts: list[int],
+    chunks: list[tuple[int, int]],
+    vocab_size: int,
+    seed: int,
 ) -> Cell:
     """contexts: of sequences that feed one token, itself included. chunks: (new, cached) tokens of the others. What is
     cached was never computed: how long a step takes does not depend on it."""

@@ -1,4 +1,4 @@
-"""Calls that take turns: what else the machine does falls on all alike."""
+"""Calls that take turns: what else the machine does, and how fast it is just then, falls on all alike."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from pagedlab.hardware.calibration.observation import Observation
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One observation to be made. run: what is timed; it stands for `count` times what `sizes` says. prepare: before
-    each run, not timed."""
+    """One observation to be made. run: what is timed; it stands for `count` times what `sizes` says. prepare and
+    restore: before and after each run, not timed."""
 
     operator: str
     sizes: dict[str, Any]
     run: Callable[[], object]
     count: int = 1
     prepare: Callable[[], object] = lambda: None
+    restore: Callable[[], object] = lambda: None
 
 
-def observe(cells: list[Cell], rounds: int, seed: int, device: torch.device, done: Callable[[], None]) -> list[Observation]:
+def observe(
+    cells: list[Cell], rounds: int, seed: int, device: torch.device, done: Callable[[], None]
+) -> list[Observation]:
     """Medians over the rounds, each in an order of its own. One round before, for what is compiled or chosen at first
     use, does not count. done: called after every run."""
     wall, cpu = np.empty((len(cells), rounds)), np.empty((len(cells), rounds))
@@ -42,6 +45,7 @@ def observe(cells: list[Cell], rounds: int, seed: int, device: torch.device, don
             if number >= 0:
                 wall[i, number] = (time.perf_counter() - wall_start) / cell.count
                 cpu[i, number] = (time.process_time() - cpu_start) / cell.count
+            cell.restore()
             done()
     middle = zip(cells, np.median(wall, axis=1), np.median(cpu, axis=1), strict=True)
     return [Observation(cell.operator, cell.sizes, float(w), float(c)) for cell, w, c in middle]

@@ -35,7 +35,8 @@ class Calibration:
     def text(self) -> str:
         parts = {name: getattr(self, name) for name in _PARTS if name != "hardware"}
         body = {**parts, "hardware": asdict(self.hardware)}
-        return "# Made by `pagedlab calibrate`.\n" + yaml.safe_dump(body, sort_keys=False, width=120)
+        dumped: str = yaml.safe_dump(body, sort_keys=False, width=120)
+        return "# Made by `pagedlab calibrate`.\n" + dumped
 
 
 def folder() -> Path:

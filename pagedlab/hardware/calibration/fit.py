@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import copysign, exp, log, sqrt
+from typing import Any
 
 import numpy as np
 
@@ -113,8 +114,11 @@ def fit(
     for kind in ("copy", "swap"):
         if kinds[kind]:
             hardware = _solve(CONSTANTS[kind], [(kept(kind, kinds[kind]), 1.0)], hardware, cost)
-    found = {kind: _errors(whole[kind], held_out[kind], _Prices(engine if kind == "engine" else hardware, cost))
-             for kind in whole if kinds[kind]}
+    found = {
+        kind: _errors(whole[kind], held_out[kind], _Prices(engine if kind == "engine" else hardware, cost))
+        for kind in whole
+        if kinds[kind]
+    }
     used = [name for kind in CONSTANTS if kinds[kind] for name in CONSTANTS[kind]]
     return Fit(hardware, ("bandwidth_gb_s", "tflops_16bit", *dict.fromkeys(used)), found)
 
@@ -153,7 +157,8 @@ def _solve(
     weights = [(seen, (count / len(of)) ** 0.5) for of, count in parts for seen in of]
 
     def changed(x: np.ndarray) -> HardwareSettings:
-        return replace(hardware, **{name: exp(value) for name, value in zip(names, x.tolist(), strict=True)})
+        values: dict[str, Any] = {name: exp(value) for name, value in zip(names, x.tolist(), strict=True)}
+        return replace(hardware, **values)
 
     def residuals(x: np.ndarray) -> np.ndarray:
         price = _Prices(changed(x), cost)
@@ -166,7 +171,7 @@ def _solve(
 def _damped(error: float) -> float:
     """The square of it is soft L1: quadratic for small errors, linear for large ones."""
     z = (error / _OUTLIER) ** 2
-    return _OUTLIER * (2 * ((1 + z) ** 0.5 - 1)) ** 0.5 * (1 if error >= 0 else -1)
+    return copysign(_OUTLIER * sqrt(2 * (sqrt(1 + z) - 1)), error)
 
 
 def _bounds(name: str) -> tuple[float, float, float]:
