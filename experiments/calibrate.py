@@ -7,6 +7,7 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Optional
 
 from pagedlab.interrupts import Interrupts, guarded
@@ -73,13 +74,15 @@ def calibrate_job(job: Job, interrupts: Interrupts) -> None:
     found = fit(observations, settings.hardware, model, width, settings.block_size)
     made = _calibration(settings, model, found, observations, ran)
     target = Path(own.path).expanduser() if own.path else file.folder() / file.file_name(made.key)
-    _show(found, made, load)
+    spread = median(seen.spread for seen in observations if seen.operator == "step")
+    _show(found, made, load, spread)
     job.folder.mkdir(parents=True, exist_ok=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(target, lambda path: path.write_text(made.text(), encoding="utf-8"))
     write_json(job.folder / "env.json", environment(settings.seed))
     write_json(job.folder / "observations.json", {"observations": [asdict(seen) for seen in observations]})
     facts = {"key": made.key, "data_sha256": made.data_sha256, "hull": made.hull, "load_average_at_start": load}
+    facts["spread_of_rounds"] = spread
     constants = {name: getattr(found.hardware, name) for name in found.fitted}
     write_json(
         job.folder / "summary.json", {**facts, "file": str(target), "rows": _rows(found), "constants": constants}
@@ -172,7 +175,7 @@ def _rows(found: Fit) -> list[dict[str, Any]]:
     return [{"kind": kind, **asdict(errors)} for kind, errors in found.errors.items()]
 
 
-def _show(found: Fit, made: Calibration, load: float) -> None:
+def _show(found: Fit, made: Calibration, load: float, spread: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -190,6 +193,7 @@ def _show(found: Fit, made: Calibration, load: float) -> None:
         f"calibrated for steps of up to {most['tokens']} tokens and {most['sequences']} sequences, contexts of up to "
         f"{most['context']} tokens"
     )
+    print(f"the same step took times that differ by {spread:.1%} from round to round (median over the steps)")
     if load > 0.5 * (os.cpu_count() or 1):
         print(f"load average was {load:.1f} when it began: on a machine that does other work these are its times too")
 

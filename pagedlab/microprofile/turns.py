@@ -47,5 +47,6 @@ def observe(
                 cpu[i, number] = (time.process_time() - cpu_start) / cell.count
             cell.restore()
             done()
-    middle = zip(cells, np.median(wall, axis=1), np.median(cpu, axis=1), strict=True)
-    return [Observation(cell.operator, cell.sizes, float(w), float(c)) for cell, w, c in middle]
+    middle = np.median(wall, axis=1)
+    columns = zip(cells, middle, np.median(cpu, axis=1), np.ptp(wall, axis=1) / middle, strict=True)
+    return [Observation(cell.operator, cell.sizes, *map(float, numbers)) for cell, *numbers in columns]

@@ -14,6 +14,7 @@ from pagedlab.hardware.cost import CostModel, StepWork
 @dataclass(frozen=True, slots=True)
 class Observation:
     """How long something took: seconds by the wall, and of this process on all its threads; medians over the rounds.
+    spread: the longest less the shortest, of the median.
 
     operator and its sizes:
         product      m rows times a matrix [k, n] of the model, mean of the layers
@@ -30,6 +31,7 @@ class Observation:
     sizes: dict[str, Any]
     seconds: float
     cpu_seconds: float
+    spread: float = 0.0
 
 
 def work(sizes: dict[str, Any], block_size: int) -> StepWork:
