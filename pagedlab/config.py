@@ -19,6 +19,7 @@ from pagedlab.core.registry import Registry
 from pagedlab.eviction.base import EVICTIONS
 from pagedlab.eviction.check import check_eviction
 from pagedlab.executor.base import EXECUTORS
+from pagedlab.hardware.constants import check_constants
 from pagedlab.kernels.base import KERNELS
 from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
@@ -186,25 +187,18 @@ def _check_values(s: Settings) -> None:
                 raise ConfigError(f"tracker.tags[{i}]={tag}: expected a text that is not empty")
 
 
-# What may be 0, or is a share of a peak; every other constant of a device is a positive number.
-_MAY_BE_ZERO = ("_us", "gather_half_tokens", "elementwise_streams")
-_SHARES = ("_efficiency", "_utilization")
-
-
 def _check_hardware(s: Settings) -> None:
-    _within("hardware.tensor_parallel", s.hardware.tensor_parallel, 1, 1024)
-    for field in fields(s.hardware):
-        if field.type == "float":
-            value, path = getattr(s.hardware, field.name), f"hardware.{field.name}"
-            if field.name.endswith(_SHARES) and not 0 < value <= 1:
-                raise ConfigError(f"{path}={value}: expected more than 0 and at most 1")
-            _within(path, value, 0 if field.name.endswith(_MAY_BE_ZERO) else 1e-9, 1e12)
+    check_constants(s.hardware)
     if s.executor.name != "simulated":
         if s.hardware.name != "local":
             raise ConfigError(
                 f"hardware={s.hardware.name}: executor={s.executor.name} has no use for it, expected local"
             )
         return
+    if s.hardware.name != "local" and s.hardware.calibration is not None:
+        raise ConfigError(
+            f"hardware.calibration={s.hardware.calibration}: measured on the machine at hand, expected hardware=local"
+        )
     if s.model.dtype == "float64":
         raise ConfigError("model.dtype=float64: executor=simulated prices 16 and 32 bits")
     if not s.sampling.ignore_eos:

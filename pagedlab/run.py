@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,10 @@ from pagedlab.engine import serve
 from pagedlab.eviction.base import EVICTIONS
 from pagedlab.eviction.leaf_first import LeafFirst
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor
+from pagedlab.hardware.calibration.file import Calibration, calibration_of
+from pagedlab.hardware.calibration.hull import warnings
 from pagedlab.interrupts import Interrupted, Interrupts
+from pagedlab.model.architecture import architecture_of
 from pagedlab.model.config import read_config
 from pagedlab.model.dtype import dtype_bytes
 from pagedlab.model.locate import model_folder, shape_place
@@ -62,6 +65,10 @@ class Lab:
     kv_bytes_per_token: int
     kv_budget: str
     """What the number of blocks follows from, in words."""
+    calibration: Calibration | None = None
+    """What the constants of a simulation were measured by."""
+    constants: str = ""
+    """Where they are from, in words, where that is not said by `hardware`."""
 
 
 def build(settings: Settings, interrupts: Interrupts) -> Lab:
@@ -72,7 +79,8 @@ def build(settings: Settings, interrupts: Interrupts) -> Lab:
         if simulated
         else model_folder(settings.model, weights=settings.executor.name == "torch")
     )
-    shape = shape_of(read_config(settings.model, folder), latent_attention=simulated)
+    config = read_config(settings.model, folder)
+    shape = shape_of(config, latent_attention=simulated)
     max_model_len = settings.max_model_len or shape.context_length
     if max_model_len > shape.context_length:
         raise ConfigError(
@@ -92,13 +100,26 @@ def build(settings: Settings, interrupts: Interrupts) -> Lab:
     )
     vocabulary = settings.executor.vocab_size if settings.executor.name == "fingerprint" else shape.vocab_size
     _check_beams(settings, vocabulary, len(shape.eos_token_ids))
+    calibration = calibration_of(settings, architecture_of(config)) if simulated else None
+    if calibration is not None:
+        settings = replace(settings, hardware=calibration.hardware)
     executor = EXECUTORS[settings.executor.name].create(settings, folder, shape, cache)
     skip = simulated and settings.executor.skip
     scheduler = build_scheduler(settings, executor.num_blocks, max_model_len, executor.foretold, skip)
     if executor.num_host_blocks:
         block_bytes = settings.block_size * per_token
         scheduler.allocator.host = Host(executor.num_host_blocks, settings.block_size, block_bytes)
-    return Lab(requests, executor, scheduler, max_model_len, per_token, _budget(settings)[1])
+    constants = _constants(settings, calibration) if simulated and settings.hardware.name == "local" else ""
+    return Lab(requests, executor, scheduler, max_model_len, per_token, _budget(settings)[1], calibration, constants)
+
+
+def _constants(settings: Settings, calibration: Calibration | None) -> str:
+    if calibration is None:
+        return "hardware=local: constants are orders of magnitude; `pagedlab calibrate` measures them for this model"
+    of = calibration.key
+    return (
+        f"hardware=local: calibrated {calibration.made_at}, {of['threads']} threads of {of['cpu']}: {calibration.file}"
+    )
 
 
 def _check_beams(settings: Settings, vocab_size: int, num_eos_tokens: int) -> None:
@@ -283,6 +304,9 @@ def run(
         summary |= labels(settings, lab)
         if failure is not None:
             summary["error"] = f"{type(failure).__name__}: {failure}"
+        if lab is not None and lab.calibration is not None:
+            summary["outside_calibration"] = warnings(lab.calibration.hull, reached(recorder))
+            show.warn(summary["outside_calibration"])
         summary = redact(summary)
         config_yaml = yaml.safe_dump(redact(config), sort_keys=False, allow_unicode=True)
         folder = run_dir if status == "completed" or not holds_completed_run(run_dir) else run_dir / status
@@ -295,6 +319,15 @@ def run(
     return summary
 
 
+def reached(recorder: Recorder) -> dict[str, int]:
+    """The most tokens and sequences of a step, and the longest context, of a run."""
+    return {
+        "tokens": max((step.tokens for step in recorder.steps), default=0),
+        "sequences": max((step.batch for step in recorder.steps), default=0),
+        "context": max((part.computed for seq in recorder.sequences for part in (seq, *seq.branches)), default=0),
+    }
+
+
 def labels(settings: Settings, lab: Lab | None) -> dict[str, Any]:
     """What a row of a comparison is told apart by."""
     return {
@@ -304,6 +337,7 @@ def labels(settings: Settings, lab: Lab | None) -> dict[str, Any]:
         "clock": lab.executor.clock.kind if lab else None,
         "kernel": lab.executor.kernel_name if lab else None,
         "hardware": settings.hardware.name if settings.executor.name == "simulated" else None,
+        "calibration": lab.calibration.data_sha256 if lab and lab.calibration else None,
         "allocator": settings.allocator.name,
         "order": settings.scheduler.order,
         "batching": settings.scheduler.batching,

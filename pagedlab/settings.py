@@ -45,6 +45,14 @@ class HardwareSettings:
     decode_memory_efficiency holds for blocks of 16 tokens; gather_half_tokens: the block size at which gathering
     blocks halves the bandwidth. elementwise_streams: hidden-sized vectors that a layer's element-wise kernels move
     for each token. link_gb_s and pcie_gb_s: one direction.
+
+    For what follows these more closely, as a CPU: separate_products, queries, keys and values, and gate and up, are
+    products of their own. roofline_norm q, reading and computing take (a^q + b^q)^(1/q)
+    together: 1 is one after the other, null the longer of them. prefill_chunk_us: of each chunk of a step, not of all.
+    prefill_skipped_share: of what causal masks hide, how much is not computed.
+
+    calibration: constants measured by `pagedlab calibrate` take the place of these. A file of it, or auto: the one of
+    this model, dtype and block size in the user's cache, if there is one.
     """
 
     name: str
@@ -77,6 +85,11 @@ class HardwareSettings:
     host_admission_us: float
     host_block_us: float
     provenance: dict[str, str]
+    separate_products: bool = False
+    roofline_norm: Optional[float] = None
+    prefill_chunk_us: float = 0.0
+    prefill_skipped_share: float = 1.0
+    calibration: Optional[str] = None
 
 
 @dataclass

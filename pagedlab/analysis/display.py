@@ -45,6 +45,8 @@ class Display:
             highlight=False,
             soft_wrap=True,
         )
+        if lab.constants:
+            self._out.print(lab.constants, highlight=False, markup=False, soft_wrap=True)
         if not self._progress:
             return lambda recorder: None
         self._bar = Progress(
@@ -76,6 +78,10 @@ class Display:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def warn(self, lines: list[str]) -> None:
+        for line in lines:
+            self._err.print(f"warning: {line}", highlight=False, markup=False, soft_wrap=True)
 
     def result(self, summary: dict[str, Any]) -> None:
         """The tables of a finished run and what they mean."""
