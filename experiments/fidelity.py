@@ -64,7 +64,7 @@ def fidelity_job(job: Job, interrupts: Interrupts) -> None:
     from pagedlab.launch import say
     from pagedlab.recorder.environment import environment
     from pagedlab.recorder.folder import timeline_table, write_json, write_table
-    from pagedlab.run import build, build_scheduler, reached
+    from pagedlab.run import build, build_scheduler, give_host_pool, reached
 
     own = OmegaConf.to_container(job.config.fidelity)
     del job.config.fidelity
@@ -80,10 +80,13 @@ def fidelity_job(job: Job, interrupts: Interrupts) -> None:
         simulated_lab = build(imitation, interrupts)
         # Without what the executor foretells: a plan then names every sequence it runs.
         simulated_lab.scheduler = build_scheduler(imitation, lab.executor.num_blocks, lab.max_model_len)
+        block_bytes = settings.block_size * lab.kv_bytes_per_token
+        give_host_pool(simulated_lab.scheduler, simulated_lab.executor, block_bytes)
         load = os.getloadavg()[0]
         reals = []
         for _ in range(runs):
             lab.scheduler = build_scheduler(settings, lab.executor.num_blocks, lab.max_model_len)
+            give_host_pool(lab.scheduler, lab.executor, block_bytes)
             reals.append(_serve(settings, lab, interrupts))
     finally:
         lab.executor.close()
@@ -132,9 +135,9 @@ def _imitation(settings: Settings, job: Job) -> Settings:
 
     if settings.hardware.calibration is None:
         raise ConfigError("hardware.calibration=null: expected auto, or a file that `pagedlab calibrate` made")
-    job.config.executor = {"name": "simulated", "overlap": False}
+    job.config.executor = {"name": "simulated", "overlap": False, "skip": False}
     imitation = load_settings(job.config)
-    return replace(imitation, executor=SimulatedExecutorSettings("simulated", overlap=False))
+    return replace(imitation, executor=SimulatedExecutorSettings("simulated", overlap=False, skip=False))
 
 
 def _calibration(imitation: Settings, lab: Lab) -> Calibration:

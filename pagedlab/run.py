@@ -106,11 +106,16 @@ def build(settings: Settings, interrupts: Interrupts) -> Lab:
     executor = EXECUTORS[settings.executor.name].create(settings, folder, shape, cache)
     skip = simulated and settings.executor.skip
     scheduler = build_scheduler(settings, executor.num_blocks, max_model_len, executor.foretold, skip)
-    if executor.num_host_blocks:
-        block_bytes = settings.block_size * per_token
-        scheduler.allocator.host = Host(executor.num_host_blocks, settings.block_size, block_bytes)
+    give_host_pool(scheduler, executor, settings.block_size * per_token)
     constants = _constants(settings, calibration) if simulated and settings.hardware.name == "local" else ""
     return Lab(requests, executor, scheduler, max_model_len, per_token, _budget(settings)[1], calibration, constants)
+
+
+def give_host_pool(scheduler: Scheduler, executor: Executor, block_bytes: int) -> None:
+    """Where requests are swapped out, if they are."""
+    if executor.num_host_blocks:
+        pool = scheduler.allocator.pool
+        scheduler.allocator.host = Host(executor.num_host_blocks, pool.block_size, block_bytes)
 
 
 def _constants(settings: Settings, calibration: Calibration | None) -> str:
@@ -322,8 +327,8 @@ def run(
 def reached(recorder: Recorder) -> dict[str, int]:
     """The most tokens and sequences of a step, and the longest context, of a run."""
     return {
-        "tokens": max((step.tokens for step in recorder.steps), default=0),
-        "sequences": max((step.batch for step in recorder.steps), default=0),
+        "tokens": int(recorder.steps.column("tokens").max(initial=0)),
+        "sequences": int(recorder.steps.column("batch").max(initial=0)),
         "context": max((part.computed for seq in recorder.sequences for part in (seq, *seq.branches)), default=0),
     }
 
