@@ -546,7 +546,12 @@ OPTIONS: dict[str, dict[str, type]] = {
         **dict.fromkeys(("azure", "burstgpt", "token_counts", "request_lines"), TraceSettings),
         "mooncake": BlockTraceSettings,
     },
-    "preemption": {"recompute": PreemptionSettings, "swap": SwapSettings, "adaptive": AdaptiveSettings},
+    "preemption": {
+        "recompute": PreemptionSettings,
+        "swap": SwapSettings,
+        "adaptive": AdaptiveSettings,
+        "none": PreemptionSettings,
+    },
     "prefix_cache": {
         "none": NameOnlySettings,
         **dict.fromkeys(("hash_chain", "radix"), PrefixCacheSettings),

@@ -181,7 +181,7 @@ def test_a_static_batch_closes_though_the_step_that_closes_it_could_be_skipped()
     rows = [(4, 20, 20, 0.0), (4, 3, 3, 0.1)]
     (stepped, *_), (skipped, _, executor, recorder) = compared(rows, **CHOICES | {"batching": "static"})
     assert stepped == skipped
-    assert executor.coasted > 10
+    assert executor.coasted > 0
     first, second = recorder.sequences
     assert first.request.arrival_s < second.request.arrival_s < first.finish_s <= recorder.admitted_s[1]
 
