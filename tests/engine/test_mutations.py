@@ -53,7 +53,7 @@ from pagedlab.scheduler.scheduler import Scheduler
 from tests.engine.machine import Violation, expected, random_program
 from tests.lab import VOCAB, naive_answer, request, run
 
-PROGRAMS = 500
+PROGRAMS = 1300  # heirs and second preemptions are rare
 
 
 def rewrite(patch, owner, name, old, new):

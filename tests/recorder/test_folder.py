@@ -291,7 +291,7 @@ def test_a_row_of_each_kind_of_request():
 def test_a_row_of_a_request_of_several_outputs(sampling, counted):
     """R(10, 3), a step a second, no copies timed: the first output in its column, the others, best first, in theirs."""
     recorder, summary = served([request(10, 3, **sampling)], 16)
-    (row,) = requests_table(recorder.sequences).to_pylist()
+    (row,) = requests_table(recorder).to_pylist()
     answer = naive_answer(request(10, 3, **sampling))
     assert row["output_token_ids"] == answer[0].token_ids
     assert row["further_output_token_ids"] == [output.token_ids for output in answer[1:]]
@@ -304,7 +304,7 @@ def test_a_row_of_a_request_of_several_outputs(sampling, counted):
 
 def test_what_is_left_of_a_request_of_several_outputs_that_was_stopped():
     recorder, summary = served([request(10, 5, n=3, temperature=1.0)], 16, stop_after=2)
-    (row,) = requests_table(recorder.sequences).to_pylist()
+    (row,) = requests_table(recorder).to_pylist()
     whole = naive_answer(request(10, 5, n=3, temperature=1.0))
     assert row["output_token_ids"] == whole[0].token_ids[:2]
     assert row["further_output_token_ids"] == [output.token_ids[:2] for output in whole[1:]]
