@@ -131,6 +131,7 @@ class Scheduler:
             self._stop(seq)
         else:
             return
+        self._stuck = False
         self._groups.pop(seq.id, None)
         for ended in (seq, *seq.parts):
             ended.status, ended.finish_reason = Status.FINISHED, "abort"
