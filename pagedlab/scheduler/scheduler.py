@@ -142,6 +142,7 @@ class Scheduler:
             self._stop(seq)
         else:
             return
+        self._stuck = False
         self._groups.pop(seq.id, None)
         self.order.ended(seq)
         for ended in (seq, *seq.parts):
