@@ -45,7 +45,7 @@ def main() -> int:
 def calibrate(interrupts: Interrupts) -> int:
     from pagedlab.launch import launch
 
-    return launch(lambda job: calibrate_job(job, interrupts), config_name="calibrate").exit_code
+    return launch(lambda job: calibrate_job(job, interrupts), interrupts, config_name="calibrate").exit_code
 
 
 def calibrate_job(job: Job, interrupts: Interrupts) -> None:

@@ -52,7 +52,7 @@ def main() -> int:
 def fidelity(interrupts: Interrupts) -> int:
     from pagedlab.launch import launch
 
-    return launch(lambda job: fidelity_job(job, interrupts), config_name="fidelity").exit_code
+    return launch(lambda job: fidelity_job(job, interrupts), interrupts, config_name="fidelity").exit_code
 
 
 def fidelity_job(job: Job, interrupts: Interrupts) -> None:
