@@ -392,11 +392,13 @@ class Scheduler:
         return True
 
     def _may_yield_to(self, request: Sequence) -> list[Sequence]:
-        """The running requests of which one may lose its blocks to this one, which is among them."""
+        """The running requests of which one may lose its blocks to this one, which is among them; where the order is
+        preemptive only if it is the last. Else it would yield to those behind it, to be let in before them again, and
+        get no further."""
         if not self.preemptive:
             return self.running
         rank = self.order.rank(request)
-        return [other for other in self.running if self.order.rank(other) >= rank]
+        return [other for other in self.running if self.order.rank(other) > rank] or [request]
 
     def admit_next(self, plan: Plan, fits: Callable[[Sequence], bool] = lambda seq: True) -> Sequence | None:
         """Move the next waiting sequence into the batch, if admission, rows and `fits` allow it.

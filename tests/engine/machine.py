@@ -831,8 +831,9 @@ class Machine:
         for record in plan.preempted:
             victim = self._of(record.victim)
             must("victim", victim.state == "running", victim.seq, "did not run")
-            behind = not w.preemptive or outranked or ranks[record.victim] >= ranks[record.beneficiary]
-            must("outranked", behind, record, "yields to one behind it:", ranks)
+            if w.preemptive and ran_out:
+                behind = [a.id for a in self._in("running") if ranks[a.id] > ranks[record.beneficiary]]
+                must("outranked", record.victim in (behind or [record.beneficiary]), record, "yields before", behind)
             helped = "waiting" if outranked else "running"
             must("victim", self._of(record.beneficiary).state == helped, record, "helps nobody")
             shared = len(victim.request.prompt)

@@ -333,6 +333,7 @@ MUTATIONS = {
     "the_first_behind_yields": (Scheduler, "_outrank", "behind.pop()", "behind.pop(0)"),
     "more_yield_than_needed": (Scheduler, "_outrank", "if self._may_enter(seq, yielding):", "if not behind:"),
     "one_before_it_yields": (Scheduler, "_may_yield_to", "if not self.preemptive:", "if True:"),
+    "it_yields_before_those_behind_it": (Scheduler, "_may_yield_to", "> rank]", ">= rank]"),
     "admission_forgets_who_runs": (AdmitReserved, "allows", "(*running, seq)", "(seq,)"),
     "peak_forgets_the_tails": (EstimatedPeak, "peak", "self.allocator.pool.block_size - 1", "0"),
     "estimate_never_rises": (EstimatedPeak, "planned", "max(self.estimate, min(seen, 1.0))", "self.estimate"),

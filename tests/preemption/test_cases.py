@@ -394,6 +394,32 @@ def test_who_was_swapped_out_for_others_waits_behind_them():
     assert recorder.sequences[0].recomputed_tokens == 0
 
 
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+@pytest.mark.parametrize("batching", ["chunked", "iteration", "prefill_first"])
+def test_who_is_first_never_yields_while_others_are_behind_it(batching, preemption):
+    """The last to arrive, 1, is the most urgent. Recomputed for lack of a block, it would be let in again in place of
+    0, feed its three outputs, and lack the block again, for ever."""
+    requests = [
+        request(8, 6, id=0, priority=3, n=2, temperature=1.0),
+        request(9, 8, id=1, priority=0, arrival=0.02, n=3, temperature=1.0),
+    ]
+    choices = {"order": "priority", "preemptive": True, "batching": batching, "preemption": preemption}
+    recorder, _ = run(requests, 8, tokens=4, max_num_seqs=8, **choices)
+    assert {r.victim for _, _, r in recorder.preemptions} == {0}
+    for seq, asked in zip(recorder.sequences, requests, strict=True):
+        assert [o.token_ids for o in seq.outputs()] == [o.token_ids for o in naive_answer(asked)]
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_who_takes_a_place_in_the_step_has_the_tokens_of_who_yielded(preemption):
+    """4 tokens a step, of which the two outputs of 0 feed 2 in each; then 1 has all 4 for its prompt."""
+    requests = [request(8, 4, id=0, priority=3, n=2, temperature=1.0), request(4, 2, id=1, arrival=0.025)]
+    recorder, _ = run(requests, 4, tokens=4, max_num_seqs=8, order="priority", preemptive=True, preemption=preemption)
+    ((_, number, record),) = recorder.preemptions
+    assert (record.victim, record.beneficiary, record.reason) == (0, 1, "outranked")
+    assert [(s.batch, s.tokens) for s in recorder.steps[number - 1 : number + 1]] == [(2, 2), (1, 4)]
+
+
 def test_a_closed_static_batch_takes_nobody_back():
     """Two of R(14, 18) on 8 blocks: the younger is swapped out, and comes back when the elder has ended."""
     requests = [request(14, 18, id=0), request(14, 18, id=1)]

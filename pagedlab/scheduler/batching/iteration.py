@@ -21,13 +21,15 @@ class Iteration(Batching):
 
     def fill(self, plan: Plan, scheduler: Scheduler) -> None:
         scheduler.decode_all(plan, self.max_tokens)
-        budget = self.max_tokens - plan.total_tokens
         for seq in scheduler.prefilling():
-            if budget == 0:
+            if self.left(plan) == 0:
                 break
-            budget -= scheduler.prefill(plan, seq, budget)
-        while budget > 0 and (new := scheduler.admit_next(plan, partial(self._fits, scheduler, budget))) is not None:
-            budget -= scheduler.prefill(plan, new, budget)
+            scheduler.prefill(plan, seq, self.left(plan))
+        while (left := self.left(plan)) > 0:
+            new = scheduler.admit_next(plan, partial(self._fits, scheduler, left))
+            if new is None:
+                break
+            scheduler.prefill(plan, new, self.left(plan))
 
     def next_wakeup(self, now: float) -> float:
         return inf
