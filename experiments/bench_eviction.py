@@ -27,7 +27,7 @@ def main() -> int:
 def bench(interrupts: Interrupts) -> int:
     from pagedlab.launch import launch
 
-    return launch(bench_job, config_name="bench_eviction").exit_code
+    return launch(bench_job, interrupts, config_name="bench_eviction").exit_code
 
 
 def bench_job(job: Job) -> None:

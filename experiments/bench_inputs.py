@@ -19,7 +19,7 @@ def main() -> int:
 def bench(interrupts: Interrupts) -> int:
     from pagedlab.launch import launch
 
-    return launch(bench_job, config_name="bench_inputs").exit_code
+    return launch(bench_job, interrupts, config_name="bench_inputs").exit_code
 
 
 def bench_job(job: Job) -> None:

@@ -52,7 +52,7 @@ def main() -> int:
 def bench(interrupts: Interrupts) -> int:
     from pagedlab.launch import launch
 
-    return launch(bench_job, config_name="bench_simulator").exit_code
+    return launch(bench_job, interrupts, config_name="bench_simulator").exit_code
 
 
 def bench_job(job: Job) -> None:

@@ -23,7 +23,7 @@ def check(interrupts: Interrupts) -> int:
     from pagedlab.launch import launch
 
     codes: list[int] = []
-    launched = launch(lambda job: codes.append(check_job(job)), config_name="device_check").exit_code
+    launched = launch(lambda job: codes.append(check_job(job)), interrupts, config_name="device_check").exit_code
     return launched or max(codes, default=0)
 
 

@@ -22,7 +22,7 @@ def main() -> int:
 def profile(interrupts: Interrupts) -> int:
     from pagedlab.launch import launch
 
-    return launch(lambda job: profile_job(job, interrupts), config_name="profile_step").exit_code
+    return launch(lambda job: profile_job(job, interrupts), interrupts, config_name="profile_step").exit_code
 
 
 def profile_job(job: Job, interrupts: Interrupts) -> None:

@@ -26,7 +26,7 @@ def replay(interrupts: Interrupts) -> int:
     from pagedlab.launch import launch
     from pagedlab.settings import ReplaySettings
 
-    return launch(lambda job: replay_job(job, interrupts), "replay", ReplaySettings).exit_code
+    return launch(lambda job: replay_job(job, interrupts), interrupts, "replay", ReplaySettings).exit_code
 
 
 def replay_job(job: Job, interrupts: Interrupts) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 from pagedlab.interrupts import Interrupts, guarded
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pagedlab.launch import Job
 
 # What is slow to import is imported where it is used: --help and a mistyped config answer at once.
@@ -20,7 +22,7 @@ def main() -> int:
 def serve(interrupts: Interrupts) -> int:
     from pagedlab.launch import launch
 
-    done = launch(lambda job: serve_job(job, interrupts))
+    done = launch(lambda job: serve_job(job, interrupts), interrupts)
     if done.jobs and done.jobs[0].sweep_folder is not None:
         from pagedlab.analysis.sweep import finish_sweep
 
@@ -29,6 +31,14 @@ def serve(interrupts: Interrupts) -> int:
 
 
 def serve_job(job: Job, interrupts: Interrupts) -> None:
+    with interrupts.deferred():
+        publish_run = run_job(job, interrupts)
+    publish_run()
+    print(f"run folder: {job.folder}")
+
+
+def run_job(job: Job, interrupts: Interrupts) -> Callable[[], object]:
+    """Run the job and show what came of it; returns what publishes its folder, which may take a while."""
     from omegaconf import OmegaConf
 
     from pagedlab.analysis.display import Display
@@ -48,8 +58,8 @@ def serve_job(job: Job, interrupts: Interrupts) -> None:
     sweep = job.sweep_folder.name if job.sweep_folder else None
     if settings.tracker.name != "none":
         show.doing(f"publishing to {settings.tracker.name}")
-    publish(settings.tracker, job.folder, f"{sweep}-{job.folder.name}" if sweep else job.folder.name, sweep)
-    print(f"run folder: {job.folder}")
+    name = f"{sweep}-{job.folder.name}" if sweep else job.folder.name
+    return lambda: publish(settings.tracker, job.folder, name, sweep)
 
 
 if __name__ == "__main__":

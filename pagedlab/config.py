@@ -19,6 +19,7 @@ from pagedlab.core.registry import Registry
 from pagedlab.eviction.base import EVICTIONS
 from pagedlab.eviction.check import check_eviction
 from pagedlab.executor.base import EXECUTORS
+from pagedlab.hardware.constants import check_constants
 from pagedlab.kernels.base import KERNELS
 from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
@@ -26,7 +27,8 @@ from pagedlab.prefix_cache.digest import HASHES
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.order.base import ORDERS
-from pagedlab.settings import OPTIONS, TRACES, BlockTraceSettings, Settings, nested_settings
+from pagedlab.scheduler.predictor.base import PREDICTORS
+from pagedlab.settings import OPTIONS, TRACES, BlockTraceSettings, SchedulerSettings, Settings, nested_settings
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _EARLY_STOPPING = ("false", "true", "never")
@@ -123,6 +125,7 @@ def _check_values(s: Settings) -> None:
         ("scheduler.order", s.scheduler.order, ORDERS),
         ("scheduler.batching", s.scheduler.batching, BATCHINGS),
         ("scheduler.admission", s.scheduler.admission, ADMISSIONS),
+        ("scheduler.predictor", s.scheduler.predictor, PREDICTORS),
     ]
     for path, name, registry in named:
         if name not in registry:
@@ -134,6 +137,10 @@ def _check_values(s: Settings) -> None:
     _within("scheduler.max_num_seqs", s.scheduler.max_num_seqs, 1, 65536)
     _within("scheduler.max_num_batched_tokens", s.scheduler.max_num_batched_tokens, 1, None)
     _within("scheduler.watermark", s.scheduler.watermark, 0, 1)
+    _check_scheduler_values(s.scheduler)
+    for name, limit in (("ttft_s", s.slo.ttft_s), ("tpot_s", s.slo.tpot_s)):
+        if limit is not None:
+            _within(f"slo.{name}", limit, 0, None)
     _within("sampling.temperature", s.sampling.temperature, 0, None)
     _within("sampling.top_k", s.sampling.top_k, 0, 2**31 - 1)
     if not 0 < s.sampling.top_p <= 1:
@@ -180,25 +187,18 @@ def _check_values(s: Settings) -> None:
                 raise ConfigError(f"tracker.tags[{i}]={tag}: expected a text that is not empty")
 
 
-# What may be 0, or is a share of a peak; every other constant of a device is a positive number.
-_MAY_BE_ZERO = ("_us", "gather_half_tokens", "elementwise_streams")
-_SHARES = ("_efficiency", "_utilization")
-
-
 def _check_hardware(s: Settings) -> None:
-    _within("hardware.tensor_parallel", s.hardware.tensor_parallel, 1, 1024)
-    for field in fields(s.hardware):
-        if field.type == "float":
-            value, path = getattr(s.hardware, field.name), f"hardware.{field.name}"
-            if field.name.endswith(_SHARES) and not 0 < value <= 1:
-                raise ConfigError(f"{path}={value}: expected more than 0 and at most 1")
-            _within(path, value, 0 if field.name.endswith(_MAY_BE_ZERO) else 1e-9, 1e12)
+    check_constants(s.hardware)
     if s.executor.name != "simulated":
         if s.hardware.name != "local":
             raise ConfigError(
                 f"hardware={s.hardware.name}: executor={s.executor.name} has no use for it, expected local"
             )
         return
+    if s.hardware.name != "local" and s.hardware.calibration is not None:
+        raise ConfigError(
+            f"hardware.calibration={s.hardware.calibration}: measured on the machine at hand, expected hardware=local"
+        )
     if s.model.dtype == "float64":
         raise ConfigError("model.dtype=float64: executor=simulated prices 16 and 32 bits")
     if not s.sampling.ignore_eos:
@@ -206,6 +206,22 @@ def _check_hardware(s: Settings) -> None:
     h = s.hardware
     if not any((h.gemm_fixed_us, h.elementwise_layer_us, h.host_step_us)):
         raise ConfigError("hardware.host_step_us=0: expected a step to take some time")
+
+
+def _check_scheduler_values(s: SchedulerSettings) -> None:
+    _within("scheduler.predictor_sigma", s.predictor_sigma, 0, 100)
+    _within("scheduler.lpm_max_waiting", s.lpm_max_waiting, 0, None)
+    _within("scheduler.mlfq.levels", s.mlfq.levels, 1, 64)
+    _within("scheduler.mlfq.quantum", s.mlfq.quantum, 1, None)
+    _within("scheduler.mlfq.ageing_s", s.mlfq.ageing_s, 0, None)
+    for name, weight in (("input_weight", s.vtc.input_weight), ("output_weight", s.vtc.output_weight)):
+        if not 0 < weight < math.inf:
+            raise ConfigError(f"scheduler.vtc.{name}={weight}: expected more than 0, and finite")
+    guess = s.estimated_peak
+    _within("scheduler.estimated_peak.initial", guess.initial, 0, 1)
+    _within("scheduler.estimated_peak.minimum", guess.minimum, 0, guess.initial)
+    _within("scheduler.estimated_peak.decay_steps", guess.decay_steps, 1, None)
+    _within("scheduler.estimated_peak.retract_steps", guess.retract_steps, 0, None)
 
 
 def _within(path: str, value: float, low: float, high: float | None) -> None:
@@ -227,9 +243,59 @@ def _check_combinations(s: Settings) -> None:
         parse_bytes(s.kv_bytes)
     if s.kv_fraction is not None and not 0 < s.kv_fraction < 1:
         raise ConfigError(f"kv_fraction={s.kv_fraction}: expected more than 0 and less than 1")
-    if ALLOCATORS[s.allocator.name].needs_true_length and not s.sampling.ignore_eos:
+    for said, needs_true_length in (
+        (f"allocator={s.allocator.name}", ALLOCATORS[s.allocator.name].needs_true_length),
+        (f"preemption.victim={s.preemption.victim}", VICTIMS[s.preemption.victim].needs_true_length),
+        (
+            f"scheduler.order={s.scheduler.order} with scheduler.predictor={s.scheduler.predictor}",
+            ORDERS[s.scheduler.order].needs_true_length,
+        ),
+    ):
+        if needs_true_length and not s.sampling.ignore_eos:
+            raise ConfigError(f"{said} must know each output length beforehand, expected sampling.ignore_eos=true")
+    _check_scheduling(s)
+
+
+def _check_scheduling(s: Settings) -> None:
+    """What the scheduler's policies need of each other, of the allocator and of the cache."""
+    choice, allocator = s.scheduler, ALLOCATORS[s.allocator.name]
+    order, admission = ORDERS[choice.order], ADMISSIONS[choice.admission]
+    if order.needs_prefix_cache and s.prefix_cache.name == "none":
         raise ConfigError(
-            f"allocator={s.allocator.name} must know each output length beforehand, expected sampling.ignore_eos=true"
+            f"scheduler.order={choice.order} with prefix_cache=none: nothing is cached to go by, "
+            "expected prefix_cache=hash_chain or radix"
+        )
+    if admission.needs_paging and not allocator.on_demand:
+        raise ConfigError(
+            f"scheduler.admission={choice.admission} with allocator={s.allocator.name}: that one reserves by itself, "
+            "expected allocator=paged or scheduler.admission=on_demand"
+        )
+    preempts = PREEMPTIONS[s.preemption.name].preempts
+    if not preempts and allocator.on_demand and admission.overcommits:
+        safe = ", ".join(name for name in ADMISSIONS if not ADMISSIONS[name].overcommits)
+        raise ConfigError(
+            f"preemption={s.preemption.name} with scheduler.admission={choice.admission}: those that run could wait "
+            f"for each other's blocks for ever, expected scheduler.admission to be one of {safe}"
+        )
+    if not choice.preemptive:
+        return
+    if not order.preempts:
+        able = ", ".join(name for name in ORDERS if ORDERS[name].preempts)
+        raise ConfigError(
+            f"scheduler.preemptive=true with scheduler.order={choice.order}: in that order nobody yields, "
+            f"expected one of {able}"
+        )
+    if not allocator.on_demand:
+        raise ConfigError(
+            f"scheduler.preemptive=true with allocator={s.allocator.name}: runs that come free need not be one long "
+            "enough, expected allocator=paged"
+        )
+    if not preempts:
+        raise ConfigError(f"scheduler.preemptive=true with preemption={s.preemption.name}: expected one that preempts")
+    if choice.batching == "static":
+        raise ConfigError(
+            "scheduler.preemptive=true with scheduler.batching=static: a batch that nobody enters has nobody to yield "
+            "to, expected another batching"
         )
 
 

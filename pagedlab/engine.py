@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from pagedlab.core.errors import EngineStalled
-from pagedlab.core.plan import Together
+from pagedlab.core.plan import Outcome, Plan, Together
 from pagedlab.core.request import Request
 from pagedlab.executor.base import Executor
 from pagedlab.recorder.recorder import Recorder
@@ -70,14 +70,22 @@ def _loop(
             raise EngineStalled(f"nothing can run: {patience.dump()}")
         outcome = executor.execute(plan)
         end = clock.advance(outcome.seconds)
+        progress = _progress(plan, outcome)
         waiting, running = scheduler.num_waiting, scheduler.num_running
         finished = scheduler.commit(plan, outcome, end)
         recorder.step(now, end, plan, outcome, usage, sharing, running, waiting, finished, host_blocks)
-        together = plan.together is not None and plan.together.count > 0
-        patience.saw(together or max(outcome.tokens) >= 0)
+        patience.saw(progress)
         if audit_every and len(recorder.steps) % audit_every == 0:
             scheduler.audit()
     return True
+
+
+def _progress(plan: Plan, outcome: Outcome) -> bool:
+    """Whether somebody gets a token that it had not before: not a trunk that is fed once more."""
+    if plan.together is not None and plan.together.count:
+        return True
+    pairs = zip(plan.batch, outcome.tokens, strict=True)
+    return any(token >= 0 and not (seq.branches and seq.branches[0].output) for seq, token in pairs)
 
 
 def _coast(
@@ -104,7 +112,7 @@ def _coast(
         allocator.fill(count * (len(steps.ends) - 1))
         allocator.owe(sum(steps.grown) - steps.grown[0])
     finished = scheduler.coasted(steps, steps.ends[-2] if len(steps.ends) > 1 else now)
-    recorder.coasted(first, steps, allocator.pool.block_size, bool(allocator.grows), finished)
+    recorder.coasted(first, steps, together, allocator.pool.block_size, bool(allocator.grows), finished)
 
 
 class _Patience:

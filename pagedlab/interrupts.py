@@ -18,8 +18,8 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """Signal handlers of a process. Outside `deferred` a signal raises Interrupted where it strikes; inside, the first
-    one is only remembered, so that a step, a file or an import is finished first; a second one strikes there too."""
+    """Signal handlers of a process. Inside `deferred` the first signal is only remembered, so that a step, a file or an
+    import is finished first, and a second one raises Interrupted where it strikes; outside, the first one does."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
@@ -37,11 +37,15 @@ class Interrupts:
     @contextmanager
     def deferred(self) -> Iterator[None]:
         """No exception in here for a first signal; whoever is inside asks `requested`."""
-        self._deferred = True
-        try:
+        with self._deferring(True):
             yield
-        finally:
-            self._deferred = self._finishing = False
+
+    @contextmanager
+    def striking(self) -> Iterator[None]:
+        """Inside `deferred`: in here every signal raises at once, one that has come already at the start."""
+        with self._deferring(False):
+            self.raise_if_requested()
+            yield
 
     def finish(self) -> None:
         """Inside `deferred`: from here to its end no signal strikes at all. For writing, which is short."""
@@ -50,6 +54,15 @@ class Interrupts:
     def raise_if_requested(self) -> None:
         if self.signum is not None:
             raise Interrupted(self.signum)
+
+    @contextmanager
+    def _deferring(self, deferred: bool) -> Iterator[None]:
+        before = self._deferred
+        self._deferred = deferred
+        try:
+            yield
+        finally:
+            self._deferred, self._finishing = before, False
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         first = self.signum is None
@@ -63,12 +76,14 @@ class Interrupts:
 def guarded(main: Callable[[Interrupts], int]) -> int:
     """Run a command under these handlers; returns its exit code. To be entered before any slow import.
 
-    Once the command has returned, what it wrote is whole: a signal during the interpreter's exit is ignored.
+    It begins deferred: what strikes an import comes out of it as another exception, or not at all. Once the command
+    has returned, what it wrote is whole: a signal during the interpreter's exit is ignored.
     """
     interrupts = Interrupts()
     try:
         interrupts.install()
-        code = main(interrupts)
+        with interrupts.deferred():
+            code = main(interrupts)
     except Interrupted as stop:
         print(f"interrupted by {stop}", file=sys.stderr, flush=True)
         code = stop.exit_code

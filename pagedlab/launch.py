@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from pagedlab.core.errors import PagedlabError
-from pagedlab.interrupts import Interrupted
+from pagedlab.interrupts import Interrupted, Interrupts
 from pagedlab.plugins import load_plugins
 from pagedlab.settings import OPTIONS, Settings, nested_settings
 
@@ -48,12 +48,14 @@ class Launch:
     exit_code: int = 0
 
 
-def launch(task: Callable[[Job], None], config_name: str = "config", kind: type = Settings) -> Launch:
+def launch(
+    task: Callable[[Job], None], interrupts: Interrupts, config_name: str = "config", kind: type = Settings
+) -> Launch:
     """Compose sys.argv, run the task for it, or for each job of a sweep. kind: the settings that the config becomes.
 
     exit_code: 0 done; 1 a fault of pagedlab (its traceback on stderr); 2 an error of the user, one line on stderr;
     128 + signal when interrupted. A job that fails does not stop the others of its sweep. `--plugin FILE` is taken out
-    of sys.argv and run first.
+    of sys.argv and run first. A signal is answered before a task or, at once, inside it.
     """
     done = Launch()
 
@@ -61,7 +63,8 @@ def launch(task: Callable[[Job], None], config_name: str = "config", kind: type 
         job = _job(config)
         done.jobs.append(job)
         try:
-            task(job)
+            with interrupts.striking():
+                _run(task, job, interrupts)
         except Interrupted:
             job.interrupted = True
             _remove_if_empty(job.folder)
@@ -91,6 +94,14 @@ def launch(task: Callable[[Job], None], config_name: str = "config", kind: type 
         say(f"error: {_one_line(error, kind)}")
         done.exit_code = EXIT_USAGE
     return done
+
+
+def _run(task: Callable[[Job], None], job: Job, interrupts: Interrupts) -> None:
+    try:
+        task(job)
+    except Exception:
+        interrupts.raise_if_requested()  # a library made something else of the interruption
+        raise
 
 
 def say(line: str) -> None:

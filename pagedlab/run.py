@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,10 @@ from pagedlab.engine import serve
 from pagedlab.eviction.base import EVICTIONS
 from pagedlab.eviction.leaf_first import LeafFirst
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor
+from pagedlab.hardware.calibration.file import Calibration, calibration_of
+from pagedlab.hardware.calibration.hull import warnings
 from pagedlab.interrupts import Interrupted, Interrupts
+from pagedlab.model.architecture import architecture_of
 from pagedlab.model.config import read_config
 from pagedlab.model.dtype import dtype_bytes
 from pagedlab.model.locate import model_folder, shape_place
@@ -35,7 +38,7 @@ from pagedlab.prefix_cache.base import PREFIX_CACHES
 from pagedlab.prefix_cache.digest import Digest
 from pagedlab.recorder.environment import environment
 from pagedlab.recorder.folder import holds_completed_run, write_run_folder
-from pagedlab.recorder.metrics import summarize
+from pagedlab.recorder.metrics import Slo, summarize
 from pagedlab.recorder.recorder import Recorder
 from pagedlab.recorder.redact import redact
 from pagedlab.scheduler.admission.base import ADMISSIONS
@@ -62,6 +65,10 @@ class Lab:
     kv_bytes_per_token: int
     kv_budget: str
     """What the number of blocks follows from, in words."""
+    calibration: Calibration | None = None
+    """What the constants of a simulation were measured by."""
+    constants: str = ""
+    """Where they are from, in words, where that is not said by `hardware`."""
 
 
 def build(settings: Settings, interrupts: Interrupts) -> Lab:
@@ -72,7 +79,8 @@ def build(settings: Settings, interrupts: Interrupts) -> Lab:
         if simulated
         else model_folder(settings.model, weights=settings.executor.name == "torch")
     )
-    shape = shape_of(read_config(settings.model, folder), latent_attention=simulated)
+    config = read_config(settings.model, folder)
+    shape = shape_of(config, latent_attention=simulated)
     max_model_len = settings.max_model_len or shape.context_length
     if max_model_len > shape.context_length:
         raise ConfigError(
@@ -93,13 +101,31 @@ def build(settings: Settings, interrupts: Interrupts) -> Lab:
     )
     vocabulary = settings.executor.vocab_size if settings.executor.name == "fingerprint" else shape.vocab_size
     _check_beams(settings, vocabulary, len(shape.eos_token_ids))
+    calibration = calibration_of(settings, architecture_of(config)) if simulated else None
+    if calibration is not None:
+        settings = replace(settings, hardware=calibration.hardware)
     executor = EXECUTORS[settings.executor.name].create(settings, folder, shape, cache)
     skip = simulated and settings.executor.skip
     scheduler = build_scheduler(settings, executor.num_blocks, max_model_len, executor.foretold, skip)
+    give_host_pool(scheduler, executor, settings.block_size * per_token)
+    constants = _constants(settings, calibration) if simulated and settings.hardware.name == "local" else ""
+    return Lab(requests, executor, scheduler, max_model_len, per_token, _budget(settings)[1], calibration, constants)
+
+
+def give_host_pool(scheduler: Scheduler, executor: Executor, block_bytes: int) -> None:
+    """Where requests are swapped out, if they are."""
     if executor.num_host_blocks:
-        block_bytes = settings.block_size * per_token
-        scheduler.allocator.host = Host(executor.num_host_blocks, settings.block_size, block_bytes)
-    return Lab(requests, executor, scheduler, max_model_len, per_token, _budget(settings)[1])
+        pool = scheduler.allocator.pool
+        scheduler.allocator.host = Host(executor.num_host_blocks, pool.block_size, block_bytes)
+
+
+def _constants(settings: Settings, calibration: Calibration | None) -> str:
+    if calibration is None:
+        return "hardware=local: constants are orders of magnitude; `pagedlab calibrate` measures them for this model"
+    of = calibration.key
+    return (
+        f"hardware=local: calibrated {calibration.made_at}, {of['threads']} threads of {of['cpu']}: {calibration.file}"
+    )
 
 
 def _check_beams(settings: Settings, vocab_size: int, num_eos_tokens: int) -> None:
@@ -133,12 +159,13 @@ def build_scheduler(
     allocator = build_allocator(settings, num_blocks, max_model_len)
     return Scheduler(
         allocator,
-        ORDERS[choice.order](settings.seed),
-        ADMISSIONS[choice.admission](allocator, choice.watermark),
+        ORDERS[choice.order](choice, allocator, settings.seed),
+        ADMISSIONS[choice.admission](choice, allocator),
         BATCHINGS[choice.batching](choice.max_num_batched_tokens),
         PREEMPTIONS[settings.preemption.name](allocator, settings.preemption),
         VICTIMS[settings.preemption.victim](allocator),
         choice.max_num_seqs,
+        choice.preemptive,
         foretold,
         skip,
     )
@@ -277,19 +304,34 @@ def run(
                 lab.executor.close()
         num_blocks = lab.scheduler.allocator.pool.num_blocks if lab else 0
         host_blocks = lab.executor.num_host_blocks if lab else 0
-        summary = summarize(recorder, num_blocks, settings.block_size, status, host_blocks) | labels(settings, lab)
+        slo = Slo(settings.slo.ttft_s, settings.slo.tpot_s)
+        weights = (settings.scheduler.vtc.input_weight, settings.scheduler.vtc.output_weight)
+        summary = summarize(recorder, num_blocks, settings.block_size, status, host_blocks, slo, weights)
+        summary |= labels(settings, lab)
         if failure is not None:
             summary["error"] = f"{type(failure).__name__}: {failure}"
+        if lab is not None and lab.calibration is not None:
+            summary["outside_calibration"] = warnings(lab.calibration.hull, reached(recorder))
+            show.warn(summary["outside_calibration"])
         summary = redact(summary)
         config_yaml = yaml.safe_dump(redact(config), sort_keys=False, allow_unicode=True)
         folder = run_dir if status == "completed" or not holds_completed_run(run_dir) else run_dir / status
-        write_run_folder(folder, config_yaml, environment(settings.seed), recorder, summary)
+        write_run_folder(folder, config_yaml, environment(settings.seed), recorder, summary, slo)
     if status != "completed":
         print(f"run folder: {folder}")
     if failure is not None:
         raise failure
     interrupts.raise_if_requested()
     return summary
+
+
+def reached(recorder: Recorder) -> dict[str, int]:
+    """The most tokens and sequences of a step, and the longest context, of a run."""
+    return {
+        "tokens": int(recorder.steps.column("tokens").max(initial=0)),
+        "sequences": int(recorder.steps.column("batch").max(initial=0)),
+        "context": max((part.computed for seq in recorder.sequences for part in (seq, *seq.branches)), default=0),
+    }
 
 
 def labels(settings: Settings, lab: Lab | None) -> dict[str, Any]:
@@ -301,10 +343,14 @@ def labels(settings: Settings, lab: Lab | None) -> dict[str, Any]:
         "clock": lab.executor.clock.kind if lab else None,
         "kernel": lab.executor.kernel_name if lab else None,
         "hardware": settings.hardware.name if settings.executor.name == "simulated" else None,
+        "calibration": lab.calibration.data_sha256 if lab and lab.calibration else None,
         "allocator": settings.allocator.name,
         "order": settings.scheduler.order,
         "batching": settings.scheduler.batching,
         "admission": settings.scheduler.admission,
+        "preemptive": settings.scheduler.preemptive,
+        "predictor": settings.scheduler.predictor if ORDERS[settings.scheduler.order].needs_true_length else None,
+        "watermark": settings.scheduler.watermark,
         "preemption": settings.preemption.name,
         "victim": settings.preemption.victim,
         "prefix_cache": settings.prefix_cache.name,

@@ -45,6 +45,14 @@ class HardwareSettings:
     decode_memory_efficiency holds for blocks of 16 tokens; gather_half_tokens: the block size at which gathering
     blocks halves the bandwidth. elementwise_streams: hidden-sized vectors that a layer's element-wise kernels move
     for each token. link_gb_s and pcie_gb_s: one direction.
+
+    For what follows these more closely, as a CPU: separate_products, queries, keys and values, and gate and up, are
+    products of their own. roofline_norm q, reading and computing take (a^q + b^q)^(1/q)
+    together: 1 is one after the other, null the longer of them. prefill_chunk_us: of each chunk of a step, not of all.
+    prefill_skipped_share: of what causal masks hide, how much is not computed.
+
+    calibration: constants measured by `pagedlab calibrate` take the place of these. A file of it, or auto: the one of
+    this model, dtype and block size in the user's cache, if there is one.
     """
 
     name: str
@@ -77,6 +85,11 @@ class HardwareSettings:
     host_admission_us: float
     host_block_us: float
     provenance: dict[str, str]
+    separate_products: bool = False
+    roofline_norm: Optional[float] = None
+    prefill_chunk_us: float = 0.0
+    prefill_skipped_share: float = 1.0
+    calibration: Optional[str] = None
 
 
 @dataclass
@@ -97,19 +110,66 @@ class AllocatorSettings:
 
 
 @dataclass
+class MlfqSettings:
+    """quantum: tokens that a request may have fed and generated on the first level; each further level doubles it, the
+    last has no end. ageing_s: seconds of waiting after which a request is back on the first level."""
+
+    levels: int
+    quantum: int
+    ageing_s: float
+
+
+@dataclass
+class VtcSettings:
+    """What a token of a prompt, and a generated one, counts as service to a client; also for the service gap."""
+
+    input_weight: float
+    output_weight: float
+
+
+@dataclass
+class EstimatedPeakSettings:
+    """The share of what a request may still generate that it is expected to: begins at `initial`, falls to `minimum` in
+    decay_steps steps, and after a preemption is what those that run have generated, as if retract_steps steps later."""
+
+    initial: float
+    minimum: float
+    decay_steps: int
+    retract_steps: int
+
+
+@dataclass
 class SchedulerSettings:
     """order x batching x admission, each a name of its own seam, and the limits they share.
 
+    preemptive: running requests behind the next in line yield to it where rows or blocks are short; orders that say so.
     watermark: share of the pool that an admission must leave free (unless the pool is empty).
+    predictor: of output lengths, for sjf and srtf: oracle, noisy (a lognormal error of predictor_sigma) or rank.
+    lpm_max_waiting: with more requests waiting lpm goes by arrival.
     """
 
     name: str
     order: str
     batching: str
     admission: str
+    preemptive: bool
     max_num_seqs: int
     max_num_batched_tokens: int
     watermark: float
+    predictor: str
+    predictor_sigma: float
+    lpm_max_waiting: int
+    mlfq: MlfqSettings
+    vtc: VtcSettings
+    estimated_peak: EstimatedPeakSettings
+
+
+@dataclass
+class SloSettings:
+    """What a request is to be served in: seconds to its first token, seconds per token after it. null: no limit."""
+
+    ttft_s: Optional[float] = None
+    tpot_s: Optional[float] = None
 
 
 @dataclass
@@ -207,6 +267,7 @@ class ShareGPTSettings:
     The filter drops prompts and outputs outside the limits, as serving benchmarks do; null switches a limit off.
     pin_system: keep a conversation's system prompt in the prefix cache, as far as its pins may.
     max_tokens: what the client declares it may generate; the recorded reply's length, at most this, is the true one.
+    clients, priorities: how many clients there are, and the priorities that exist; a conversation has one of each.
     """
 
     name: str
@@ -219,6 +280,8 @@ class ShareGPTSettings:
     min_output_tokens: Optional[int]
     max_total_tokens: Optional[int]
     pin_system: bool
+    clients: int
+    priorities: list[int]
     arrival: ArrivalSettings
 
 
@@ -231,6 +294,8 @@ class SyntheticSettings:
 
     To a prefix cache: pin_shared_prefix keeps the shared prefixes, as far as its pins may. cache_priorities (0 to 100)
     go to the requests in turn. tenants: request i belongs to tenant i mod tenants, and hits nothing of the others.
+
+    To a scheduler: clients and priorities (the lower, the sooner) go to the requests in turn.
     """
 
     name: str
@@ -243,6 +308,8 @@ class SyntheticSettings:
     pin_shared_prefix: bool
     cache_priorities: list[int]
     tenants: int
+    clients: int
+    priorities: list[int]
     arrival: ArrivalSettings
 
 
@@ -440,6 +507,7 @@ class Settings:
     scheduler: SchedulerSettings
     preemption: Any
     sampling: SamplingSettings
+    slo: SloSettings
     prefix_cache: Any
     eviction: Any
     executor: Any
@@ -486,7 +554,12 @@ OPTIONS: dict[str, dict[str, type]] = {
         **dict.fromkeys(("azure", "burstgpt", "token_counts", "request_lines"), TraceSettings),
         "mooncake": BlockTraceSettings,
     },
-    "preemption": {"recompute": PreemptionSettings, "swap": SwapSettings, "adaptive": AdaptiveSettings},
+    "preemption": {
+        "recompute": PreemptionSettings,
+        "swap": SwapSettings,
+        "adaptive": AdaptiveSettings,
+        "none": PreemptionSettings,
+    },
     "prefix_cache": {
         "none": NameOnlySettings,
         **dict.fromkeys(("hash_chain", "radix"), PrefixCacheSettings),

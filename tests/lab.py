@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import yaml
 
 from pagedlab.allocator.base import ALLOCATORS, Allocator
 from pagedlab.allocator.caching_pool import CachingPool
@@ -24,7 +27,14 @@ from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.order.base import ORDERS
 from pagedlab.scheduler.scheduler import Scheduler
-from pagedlab.settings import AdaptiveSettings, FingerprintExecutorSettings
+from pagedlab.settings import (
+    AdaptiveSettings,
+    EstimatedPeakSettings,
+    FingerprintExecutorSettings,
+    MlfqSettings,
+    SchedulerSettings,
+    VtcSettings,
+)
 from tests.engine.beam_oracle import naive_beams
 from tests.eviction.lab import policy
 
@@ -33,12 +43,14 @@ BLOCK_BYTES = 1000
 # A token again costs as much as 100 bytes out and in: with the blocks of 4 of most tests swapping is the cheaper of the
 # two for a context of more than two tokens or so, until something else is measured.
 ADAPTIVE = AdaptiveSettings("adaptive", "last_arrived", None, None, "measured", 1e-3, 0.0, 2e5)
+CONF = Path(__file__).resolve().parent.parent / "conf"
 
 
-def request(prompt, new, id=0, arrival=0.0, true=None, **sampling):
+def request(prompt, new, id=0, arrival=0.0, true=None, client="", priority=0, **sampling):
     """R(p, g) of the case list: prompt is a length or a list of tokens."""
     tokens = [(7 * i + 3 * id + 1) % VOCAB for i in range(prompt)] if isinstance(prompt, int) else prompt
-    return Request(id, np.array(tokens, dtype=np.int32), new, true, arrival, SamplingParams(**sampling))
+    tokens = np.array(tokens, dtype=np.int32)
+    return Request(id, tokens, new, true, arrival, SamplingParams(**sampling), client=client, priority=priority)
 
 
 def make_scheduler(
@@ -54,30 +66,53 @@ def make_scheduler(
     max_num_seqs=16,
     max_model_len=None,
     foretold=None,
+    skip=False,
     preemption="recompute",
     host_blocks=None,
-    **cache,
+    prefix_cache=None,
+    pool=BlockPool,
+    **settings,
 ):
     """host_blocks: of the host pool, as many as the device has unless given; a block is BLOCK_BYTES to a policy that
-    counts. cache: as `caching_allocator` takes it, prefix_cache= among them; without that there is none."""
+    counts. settings: as `caching_allocator` takes them, and those of SchedulerSettings that have no argument."""
+    of_cache = settings.keys() & {"eviction", "leaf_first", "hash_bits", "pin_blocks"}
+    cache = {name: settings.pop(name) for name in of_cache}
     longest = max_model_len or num_blocks * block_size
-    if cache:
+    if prefix_cache:
         assert allocator == "paged"
-        a: Allocator = caching_allocator(num_blocks, block_size, longest, **cache)
+        a: Allocator = caching_allocator(num_blocks, block_size, longest, prefix_cache, **cache)
     else:
-        a = ALLOCATORS[allocator](BlockPool(num_blocks, block_size), longest)
+        a = ALLOCATORS[allocator](pool(num_blocks, block_size), longest)
     if PREEMPTIONS[preemption].needs_host:
         a.host = Host(num_blocks if host_blocks is None else host_blocks, block_size, BLOCK_BYTES)
+    s = scheduler_settings(
+        order=order,
+        batching=batching,
+        admission=admission,
+        watermark=watermark,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=tokens,
+        **settings,
+    )
     return Scheduler(
         a,
-        ORDERS[order](0),
-        ADMISSIONS[admission](a, watermark),
+        ORDERS[order](s, a, 0),
+        ADMISSIONS[admission](s, a),
         BATCHINGS[batching](tokens),
         PREEMPTIONS[preemption](a, ADAPTIVE),
         VICTIMS[victim](a),
         max_num_seqs,
+        s.preemptive,
         foretold,
+        skip,
     )
+
+
+def scheduler_settings(**given):
+    """Those that conf/scheduler/chunked.yaml has, but for `given`."""
+    values = yaml.safe_load((CONF / "scheduler" / "chunked.yaml").read_text()) | given
+    nested = {"mlfq": MlfqSettings, "vtc": VtcSettings, "estimated_peak": EstimatedPeakSettings}
+    return SchedulerSettings(**values | {name: kind(**dict(values[name])) for name, kind in nested.items()})
 
 
 def caching_allocator(

@@ -8,7 +8,9 @@ last block is ever copied, and the last that maps it writes in place.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -102,6 +104,8 @@ class Allocator(ABC):
 
     needs_true_length = False
     """Whether it must know how long the output will be (an oracle)."""
+    on_demand = False
+    """Whether it gives blocks to what runs as that grows, so that it can run out of them."""
 
     grows: bool | None = None
     """How a sequence that decodes comes to blocks: True, one whenever its last one is full; False, it never needs any;
@@ -326,6 +330,12 @@ class Allocator(ABC):
             return len(self.holdings[seq.key].table)
         keys = [part.key for part in seq.parts]
         return len({block for key in keys if key in self.holdings for block in self.holdings[key].table})
+
+    def freed_by(self, seqs: Seq[Sequence]) -> int:
+        """Blocks that would become free, were all of these requests to give back what they hold."""
+        keys = [part.key for seq in seqs for part in seq.parts]
+        mapped = Counter(block for key in keys if key in self.holdings for block in self.holdings[key].table)
+        return sum(self.pool.references(block) == times for block, times in mapped.items())
 
     def sharing(self) -> Sharing:
         """What sharing saves now: O(1)."""

@@ -26,7 +26,6 @@ class CachingPool(BlockPool):
         self._blocks: dict[int, int] = {}  # by key
         self._idle: set[int] = set()
         self._pinned: set[int] = set()
-        self.evictions = 0
 
     @property
     def num_idle(self) -> int:
@@ -104,7 +103,6 @@ class CachingPool(BlockPool):
         if n > self.num_available:
             raise OutOfBlocks(f"{n} blocks asked, {self.num_free} free and {self.eviction.num_offered} evictable")
         while len(self._free) < n:
-            self.evictions += 1
             for key in self.evicted(evicted := self.eviction.evict()):
                 block = self._blocks.pop(key)
                 del self._keys[block]

@@ -35,6 +35,9 @@ class FreshPool(BlockPool):
     def is_shared(self, block: int) -> bool:
         return False
 
+    def references(self, block: int) -> int:
+        return 1
+
     def _hand_out(self, n: int) -> list[int]:
         first = self._next
         self._next += n

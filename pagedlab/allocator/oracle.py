@@ -12,7 +12,7 @@ def oracle_output_tokens(request: Request) -> int:
     """How many tokens the request will generate. Only oracles, and executors to stop, may ask."""
     if request.true_output_tokens is None:
         raise ConfigError(
-            f"request {request.id} has no known output length, which this allocator needs: set sampling.ignore_eos=true"
+            f"request {request.id} has no known output length, which an oracle needs: set sampling.ignore_eos=true"
         )
     return min(request.true_output_tokens, request.max_tokens)
 

@@ -23,6 +23,7 @@ class PagedAllocator(Allocator):
     else holds them, and whether anybody does, makes no difference to it.
     """
 
+    on_demand = True
     grows = True
 
     def __init__(self, pool: BlockPool, max_model_len: int, prefixes: Prefixes | None = None):

@@ -45,6 +45,10 @@ class BlockPool:
         """Whether more than one sequence maps it."""
         return self.ref[block] > 1
 
+    def references(self, block: int) -> int:
+        """Entries of block tables that map it."""
+        return self.ref[block]
+
     def free_ids(self) -> list[int]:
         """The free blocks, next to be handed out first."""
         return list(self._free)

@@ -124,7 +124,7 @@ class Prefixes:
         known = parent.child(tokens)
         if known is not None:
             return known
-        full = len(tokens) == len(index.tokens(seq, block))
+        full = (block + 1) * index.block_size <= seq.computed
         key = index.key(seq, block) if full else index.digest.next(parent.key, tokens)
         node = index.insert(key, parent, tokens, place)
         if node is None:

@@ -45,6 +45,8 @@ class Display:
             highlight=False,
             soft_wrap=True,
         )
+        if lab.constants:
+            self._out.print(lab.constants, highlight=False, markup=False, soft_wrap=True)
         if not self._progress:
             return lambda recorder: None
         self._bar = Progress(
@@ -76,6 +78,10 @@ class Display:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def warn(self, lines: list[str]) -> None:
+        for line in lines:
+            self._err.print(f"warning: {line}", highlight=False, markup=False, soft_wrap=True)
 
     def result(self, summary: dict[str, Any]) -> None:
         """The tables of a finished run and what they mean."""
@@ -124,6 +130,12 @@ def memory_table(s: dict[str, Any]) -> Table:
         right.append(("MiB out, in", f"{s['swapped_out_bytes'] / 2**20:.1f}, {s['swapped_in_bytes'] / 2**20:.1f}"))
         left.append(("recomputed, of fed tokens", "recompute_tax"))
         right.append(("seconds out, in", f"{s['swap_out_s']:.3f}, {s['swap_in_s']:.3f}"))
+    if s["goodput_fraction"] is not None:
+        left.append(("requests that met the SLO", "goodput_fraction"))
+        right.append(("goodput, requests/s", f"{s['goodput_requests_per_s']:.3f}"))
+    if s["service_gap_tokens"] is not None:
+        left.append(("time short of memory", "memory_blocked_fraction"))
+        right.append(("service gap of clients, tokens", f"{s['service_gap_tokens']:.0f}"))
     for (label, key), (name, value) in zip(left, right, strict=True):
         table.add_row(label, f"{100 * s[key]:.2f} %", "", name, value)
     return table
@@ -138,6 +150,8 @@ def latency_table(s: dict[str, Any]) -> Table:
         ("TTFT, time to first token", "ttft_s"),
         ("TPOT, time per output token", "tpot_s"),
         ("ITL, between tokens", "itl_s"),
+        ("longest ITL of a request", "max_itl_s"),
+        ("wait to be admitted", "wait_s"),
         ("end to end", "e2e_s"),
         ("normalized, per output token", "normalized_latency_s_per_token"),
     ]
@@ -167,10 +181,11 @@ def verdict(s: dict[str, Any]) -> str:
             f"about {s['prefill_saved_s']:.1f} s of prefill"
         )
     if s["preemptions"]:
-        text += (
-            f"; the pool ran out {s['preemptions']} time{'' if s['preemptions'] == 1 else 's'}, "
-            f"which cost {s['recomputed_tokens']} tokens computed twice"
-        )
+        ran_out = s["preemptions"] - s["preemptions_outranked"]
+        text += f"; the pool ran out {ran_out} time{'' if ran_out == 1 else 's'}"
+        if s["preemptions_outranked"]:
+            text += f" and {s['preemptions_outranked']} requests yielded to others before them in the order"
+        text += f", which cost {s['recomputed_tokens']} tokens computed twice"
         if s["swaps"]:
             moved = (s["swapped_out_bytes"] + s["swapped_in_bytes"]) / 2**20
             text += f" and {moved:.0f} MiB moved in {s['swap_out_s'] + s['swap_in_s']:.2f} s"

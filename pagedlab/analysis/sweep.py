@@ -31,6 +31,10 @@ _COLUMNS = {
     "blocks_saved_fraction": "saved by sharing",
     "prefix_hit_rate": "prefix hits",
     "ttft_s_mean": "TTFT, mean",
+    "goodput_fraction": "met the SLO",
+    "service_gap_tokens": "service gap",
+    "e2e_s_mean": "end to end, mean",
+    "itl_s_p99": "ITL, p99",
     "preemptions": "preemptions",
     "recompute_tax": "recomputed",
     "swapped_bytes": "swapped",
@@ -102,11 +106,16 @@ def _table(rows: list[dict[str, Any]], axes: list[str], baseline: dict[str, Any]
     against = ", ".join(f"{axis}={baseline[axis]}" for axis in axes) if baseline else "nothing: no job finished"
     table = Table(title="sweep", caption=f"ratio: output tokens/s against {escape(against)}", title_justify="left")
     for axis in axes:
-        table.add_column(escape(axis))
+        table.add_column(escape(axis.removeprefix("scheduler.")))
     sharing = any(row["prefix_hit_rate"] for row in rows)
     seldom = {"blocks_saved_fraction": any(row["blocks_saved_fraction"] for row in rows)}
     seldom |= dict.fromkeys(("recompute_tax", "swapped_bytes"), any(row["swapped_bytes"] for row in rows))
+    seldom |= {key: any(row[key] is not None for row in rows) for key in ("goodput_fraction", "service_gap_tokens")}
     seldom |= dict.fromkeys(("prefix_hit_rate", "ttft_s_mean"), sharing)
+    scheduling = all(axis.startswith("scheduler") for axis in axes)
+    seldom |= dict.fromkeys(("e2e_s_mean", "itl_s_p99"), scheduling)
+    if scheduling:  # else the table would not fit a terminal
+        seldom |= dict.fromkeys(("kv_waste_fraction", "kv_waste_fraction_when_full", "blocks_saved_fraction"), False)
     shown = [key for key in _COLUMNS if seldom.get(key, True)]
     for key in shown:
         table.add_column(_COLUMNS[key], justify="right")
@@ -125,6 +134,8 @@ def _cell(key: str, value: float | None) -> str:
         return f"{100 * value:.1f} %"
     if key.endswith("bytes"):
         return f"{value / 2**20:.0f} MiB"
+    if key.startswith("itl"):
+        return f"{value:.4f}"
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 

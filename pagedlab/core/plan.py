@@ -116,6 +116,7 @@ class Plan:
     to total_tokens.
     batch[i] yields a sampled token exactly when it feeds its last known token (`samples`).
     memory_blocked: a waiting request was refused its blocks in this step, so free slots are of no use to it.
+    admission_estimate: as in `Admission.estimate`, when the step was planned.
     """
 
     released: list[int] = field(default_factory=list)
@@ -130,6 +131,7 @@ class Plan:
     batch: list[Sequence] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     memory_blocked: bool = False
+    admission_estimate: float | None = None
     total_tokens: int = 0
     together: Together | None = None
 

@@ -61,6 +61,8 @@ class Request:
     what is named an oracle may read it; None when only the model's end-of-sequence token decides.
     arrival_s: seconds after the start of the run.
 
+    To a scheduler: client is whom it is for, where service is to be fair; of two priorities the lower goes first.
+
     To a prefix cache: cache_salt and adapter keep requests apart that do not have the same. cache_priority (0 to 100)
     and cache_ttl_s (seconds) are for eviction policies that go by them. The blocks of its first pin_tokens tokens stay
     cached, as far as pins may.
@@ -78,6 +80,8 @@ class Request:
     cache_priority: int = 35
     cache_ttl_s: float | None = None
     pin_tokens: int = 0
+    client: str = ""
+    priority: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -182,6 +186,11 @@ class Sequence:
         if not self.branches:
             return [self]
         return [branch for branch in self.branches if branch.status is not Status.FINISHED]
+
+    @property
+    def generated(self) -> int:
+        """Tokens that the request has got, each of its sequences, before a preemption included."""
+        return len(self.token_s)
 
     @property
     def feeding(self) -> list[Sequence]:

@@ -69,7 +69,7 @@ class CostModel:
         self.model, self.hardware, self.block_size = model, hardware, block_size
         _check_division(model, hardware)
         shape, g = model.shape, hardware.tensor_parallel
-        self._width = dtype_bytes
+        self.width = dtype_bytes
         self._bandwidth = hardware.bandwidth_gb_s * 1e9
         # 32-bit products run as TF32, at half the rate of 16 bits on every device listed.
         self._peak = hardware.tflops_16bit * 1e12 * 2 / max(dtype_bytes, 2)
@@ -97,7 +97,7 @@ class CostModel:
             self._prefill_flops = 2 * self._heads * (latent.nope_dim + latent.rope_dim + latent.v_dim)
             self._new_bytes = 2 * self._heads * (shape.head_dim + latent.v_dim) * dtype_bytes
             self._cached_bytes = self._heads * (shape.head_dim + latent.v_dim) * dtype_bytes
-        self._projections = _projections(model, g)
+        self._projections = _projections(model, g, hardware.separate_products)
         # The cost of m tokens' products and of r tokens' logits: a few thousand values at most, each computed once.
         self.dense_s = cache(self._dense_s)
         self.head_s = cache(self._head_s)
@@ -149,12 +149,18 @@ class CostModel:
         the rows among them."""
         if m == 0:
             return 0.0
-        moved = self._width * (copies * k * n + m * (k + n))
-        return self.hardware.gemm_fixed_us * _US + max(2 * m * k * n / self._gemm_flops, moved / self._gemm_bandwidth)
+        moved = self.width * (copies * k * n + m * (k + n))
+        joint = self._joint(2 * m * k * n / self._gemm_flops, moved / self._gemm_bandwidth)
+        return self.hardware.gemm_fixed_us * _US + joint
+
+    def _joint(self, one: float, other: float) -> float:
+        """Two parts of an operator that may run at once: the longer of them; with roofline_norm q, to which degree."""
+        q = self.hardware.roofline_norm
+        return max(one, other) if q is None else (one**q + other**q) ** (1 / q)
 
     def elementwise_s(self, m: int) -> float:
         """Norms, rotations, activations and residuals of one layer, m tokens."""
-        streams = self.hardware.elementwise_streams * self.model.shape.hidden_size * self._width
+        streams = self.hardware.elementwise_streams * self.model.shape.hidden_size * self.width
         return self.hardware.elementwise_layer_us * _US + m * streams / self._gemm_bandwidth
 
     def all_reduce_s(self, m: int) -> float:
@@ -162,7 +168,7 @@ class CostModel:
         g = self.hardware.tensor_parallel
         if g == 1:
             return 0.0
-        moved = 2 * (g - 1) / g * m * self.model.shape.hidden_size * self._width
+        moved = 2 * (g - 1) / g * m * self.model.shape.hidden_size * self.width
         rate = self.hardware.link_efficiency * self.hardware.link_gb_s * 1e9
         return self.hardware.all_reduce_us * _US + moved / rate
 
@@ -174,7 +180,7 @@ class CostModel:
         floor = self._decode_floor(decodes)
         read = slots * self.kv_bytes / self._decode_bandwidth
         computed = slots * self._decode_flops / self._attention_flops
-        return self.model.shape.num_layers * max(floor, h.decode_stream_us * _US + max(read, computed))
+        return self.model.shape.num_layers * self._joint(floor, h.decode_stream_us * _US + max(read, computed))
 
     def _decode_floor(self, decodes: int) -> float:
         h = self.hardware
@@ -184,9 +190,11 @@ class CostModel:
         """All layers' attention of prompt chunks: `new` tokens after `cached` ones, each seeing all before it."""
         if not chunks:
             return 0.0
-        seconds = self.hardware.prefill_fixed_us * _US
+        h = self.hardware
+        seconds = _US * (h.prefill_fixed_us + h.prefill_chunk_us * len(chunks))
+        seen = 1 - h.prefill_skipped_share / 2  # of a chunk's own square
         for new, cached in chunks:
-            seconds += self._prefill_flops * new * (cached + new / 2) / self._attention_flops
+            seconds += self._prefill_flops * new * (cached + new * seen) / self._attention_flops
             seconds += (new * self._new_bytes + cached * self._cached_bytes) / self._prefill_bandwidth
         return self.model.shape.num_layers * seconds
 
@@ -217,7 +225,7 @@ class CostModel:
 
     def weight_bytes(self) -> float:
         """On one device."""
-        return self.model.parameters() * self._width / self.hardware.tensor_parallel
+        return self.model.parameters() * self.width / self.hardware.tensor_parallel
 
     def activation_bytes(self, max_tokens: int, max_sequences: int) -> int:
         """The most that a step holds beside weights and cache, on one device: the widest layer of max_tokens tokens,
@@ -226,7 +234,7 @@ class CostModel:
         ffn = self.model.ffn if e is None else max(e.per_token * e.ffn + e.shared_ffn, self.model.ffn)
         width = max((2 if self.model.gated else 1) * ffn, shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads))
         return (
-            max_tokens * (width // g + 2 * shape.hidden_size) * self._width + 4 * max_sequences * shape.vocab_size // g
+            max_tokens * (width // g + 2 * shape.hidden_size) * self.width + 4 * max_sequences * shape.vocab_size // g
         )
 
     def free_bytes(self, max_tokens: int, max_sequences: int) -> int:
@@ -235,7 +243,7 @@ class CostModel:
         h, shape = self.hardware, self.model.shape
         each = h.memory_gib * GIB * h.memory_utilization - self.weight_bytes()
         each -= self.activation_bytes(max_tokens, max_sequences)
-        single = shape.kv_bytes_per_token(self._width) / (shape.num_layers * self.kv_bytes)
+        single = shape.kv_bytes_per_token(self.width) / (shape.num_layers * self.kv_bytes)
         return int(each * single)
 
     # ---- all layers --------------------------------------------------------------------------------------------
@@ -248,8 +256,18 @@ class CostModel:
         return layers * everywhere + dense * self._ffn_s(m, self.model.ffn) + (layers - dense) * self._experts_s(m)
 
     def _ffn_s(self, m: int, width: int) -> float:
+        return sum(self.gemm_s(m, k, n) for k, n in self._ffn(width))
+
+    def _ffn(self, width: int) -> list[tuple[int, int]]:
         hidden, share = self.model.shape.hidden_size, width // self.hardware.tensor_parallel
-        return self.gemm_s(m, hidden, (2 if self.model.gated else 1) * share) + self.gemm_s(m, share, hidden)
+        into = 2 if self.model.gated else 1
+        if self.hardware.separate_products:
+            return [(hidden, share)] * into + [(share, hidden)]
+        return [(hidden, into * share), (share, hidden)]
+
+    def products(self) -> list[tuple[int, int]]:
+        """The weight matrices (k, n) of a layer without experts, on one device."""
+        return [*self._projections, *self._ffn(self.model.ffn)]
 
     def _experts_s(self, m: int) -> float:
         """Router, shared experts, and the routed ones: with tokens drawn evenly, E (1 - (1 - k/E)^m) of the E are read,
@@ -270,15 +288,14 @@ class CostModel:
         )
 
 
-def _projections(model: Architecture, g: int) -> list[tuple[int, int]]:
-    """The weight matrices (k, n) of an attention layer, as one of g devices holds them."""
+def _projections(model: Architecture, g: int, separate: bool) -> list[tuple[int, int]]:
+    """The weight matrices (k, n) of an attention layer, as one of g devices holds them. separate: queries, keys and
+    values each in one of their own."""
     s, latent = model.shape, model.latent
     if latent is None:
-        kv = max(1, s.num_kv_heads // g)
-        return [
-            (s.hidden_size, s.head_dim * (s.num_heads // g + 2 * kv)),
-            (s.head_dim * s.num_heads // g, s.hidden_size),
-        ]
+        q, kv = s.head_dim * (s.num_heads // g), s.head_dim * max(1, s.num_kv_heads // g)
+        into = [q, kv, kv] if separate else [q + 2 * kv]
+        return [*((s.hidden_size, n) for n in into), (q, s.hidden_size)]
     heads = s.num_heads // g
     queries = heads * (latent.nope_dim + latent.rope_dim)
     to_queries = [(s.hidden_size, queries)]

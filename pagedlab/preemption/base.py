@@ -32,6 +32,8 @@ class Preemption(ABC):
 
     needs_host = False
     """Whether it needs an allocator with a host pool."""
+    preempts = True
+    """False of the one that never does: what may need it is refused."""
 
     def __init__(self, allocator: Allocator, settings: Any = None):
         """settings: those of `preemption`, of an option that has any of its own."""
@@ -69,5 +71,5 @@ class Preemption(ABC):
 
 
 PREEMPTIONS: Registry[type[Preemption]] = Registry(
-    "preemption", "pagedlab.preemption", ("recompute", "swap", "adaptive")
+    "preemption", "pagedlab.preemption", ("recompute", "swap", "adaptive", "none")
 )

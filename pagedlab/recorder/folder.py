@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pagedlab.core.request import Sequence
-from pagedlab.recorder.metrics import SPLIT, delays_of, ratio, split_over_time
+from pagedlab.recorder.metrics import NO_SLO, SPLIT, Slo, delays_of, longest_gaps, ratio, split_over_time
 from pagedlab.recorder.recorder import Recorder
 
 _TEMPORARY = ".tmp-"
@@ -23,7 +22,12 @@ _MOST_IN_A_LIST = 2**30  # Arrow counts what a part of a list column holds in 32
 
 
 def write_run_folder(
-    folder: Path, config_yaml: str, env: dict[str, Any], recorder: Recorder, summary: dict[str, Any]
+    folder: Path,
+    config_yaml: str,
+    env: dict[str, Any],
+    recorder: Recorder,
+    summary: dict[str, Any],
+    slo: Slo = NO_SLO,
 ) -> None:
     """Write one run. A run that is already there is replaced: its summary goes first, so that at no moment a summary
     stands beside another run's tables."""
@@ -33,7 +37,7 @@ def write_run_folder(
     (folder / "summary.json").unlink(missing_ok=True)
     write_atomic(folder / "config.yaml", lambda path: path.write_text(config_yaml, encoding="utf-8"))
     write_json(folder / "env.json", env)
-    write_atomic(folder / "requests.parquet", lambda path: write_requests(path, recorder.sequences))
+    write_atomic(folder / "requests.parquet", lambda path: write_requests(path, recorder, slo))
     write_table(folder / "timeline.parquet", timeline_table(recorder))
     write_table(folder / "events.parquet", events_table(recorder))
     write_json(folder / "summary.json", summary)
@@ -72,24 +76,27 @@ def write_table(target: Path, table: pa.Table) -> None:
     write_atomic(target, lambda path: pq.write_table(table, path, compression="zstd"))
 
 
-def write_requests(path: Path, seqs: list[Sequence]) -> None:
+def write_requests(path: Path, recorder: Recorder, slo: Slo = NO_SLO) -> None:
     """Some at a time: the tokens of a million requests are never in memory at once."""
-    first = requests_table(seqs[:_AT_A_TIME])
+    first = requests_table(recorder, slo, slice(_AT_A_TIME))
     with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
         writer.write_table(first)
-        for start in range(_AT_A_TIME, len(seqs), _AT_A_TIME):
-            writer.write_table(requests_table(seqs[start : start + _AT_A_TIME]))
+        for start in range(_AT_A_TIME, len(recorder.sequences), _AT_A_TIME):
+            writer.write_table(requests_table(recorder, slo, slice(start, start + _AT_A_TIME)))
 
 
-def requests_table(seqs: list[Sequence]) -> pa.Table:
+def requests_table(recorder: Recorder, slo: Slo = NO_SLO, rows: slice = slice(None)) -> pa.Table:
     """One row a request, in order of submission; refused and unfinished ones included. Several outputs: best first."""
+    seqs = recorder.sequences[rows]
     outputs = [seq.outputs() for seq in seqs]
-    delays = delays_of(seqs)
+    delays, admitted = delays_of(seqs), recorder.admitted_s
     seconds = pa.float64()
     return pa.table(
         {
             "id": pa.array([s.id for s in seqs], pa.int64()),
             "source": pa.array([s.request.source for s in seqs], pa.string()),
+            "client": pa.array([s.request.client for s in seqs], pa.string()),
+            "priority": pa.array([s.request.priority for s in seqs], pa.int64()),
             "status": pa.array([s.status.value for s in seqs], pa.string()),
             "finish_reason": pa.array([s.finish_reason for s in seqs], pa.string()),
             "refusal": pa.array([s.refusal or None for s in seqs], pa.string()),
@@ -100,6 +107,11 @@ def requests_table(seqs: list[Sequence]) -> pa.Table:
             "first_token_s": pa.array([s.token_s[0] if len(s.token_s) else None for s in seqs], seconds),
             "finish_s": pa.array([s.finish_s for s in seqs], seconds),
             **{name: pa.array(of_all, seconds, from_pandas=True) for name, of_all in delays.items()},
+            "wait_s": pa.array(
+                [admitted[s.id] - s.request.arrival_s if s.id in admitted else None for s in seqs], seconds
+            ),
+            "max_itl_s": pa.array(longest_gaps(seqs), seconds, from_pandas=True),
+            "met_slo": pa.array(slo.met_by(seqs), pa.bool_()),
             "preemptions": pa.array([s.preemptions for s in seqs], pa.int64()),
             "recomputed_tokens": pa.array([s.recomputed_tokens for s in seqs], pa.int64()),
             "cached_tokens": pa.array([s.cached_tokens for s in seqs], pa.int64()),
@@ -161,6 +173,7 @@ def timeline_table(recorder: Recorder) -> pa.Table:
             "swap_out_s": pa.array(steps.column("swap_out_s"), pa.float64()),
             "swap_in_s": pa.array(steps.column("swap_in_s"), pa.float64()),
             "host_blocks": pa.array(steps.column("host_blocks"), pa.int32()),
+            "admission_estimate": pa.array(steps.column("admission_estimate"), pa.float64(), from_pandas=True),
             "preemptions": pa.array(np.cumsum(preempted[: len(steps)]), pa.int64()),
         }
     )

@@ -11,6 +11,7 @@ Memory: the split of the slots, weighted by the time that each row of the timeli
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
 from math import isnan, nan
 from operator import sub
 from typing import Any
@@ -21,9 +22,11 @@ from pagedlab.allocator.base import Sharing
 from pagedlab.core.errors import InvariantError
 from pagedlab.core.request import Sequence, Status
 from pagedlab.core.told import Stamps
+from pagedlab.recorder.fairness import service_gap
 from pagedlab.recorder.recorder import Recorder
 
 SCHEMA_VERSION = 1
+SIZE_CLASSES = (64, 256, 1024, 4096)  # prompt tokens, up to which one is of that class
 SPLIT = ("token_states", "reserved", "internal", "block_tail", "cached_idle", "free", "external")
 
 
@@ -89,7 +92,80 @@ def latencies(seq: Sequence) -> dict[str, float | None]:
     return {name: None if isnan(values[0]) else float(values[0]) for name, values in delays_of([seq]).items()}
 
 
-def spread(values: list[float] | np.ndarray, weights: np.ndarray | None = None) -> dict[str, float | None]:
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request is to be served in; None is no limit."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    def met_by(self, seqs: list[Sequence]) -> list[bool | None]:
+        """None where nothing is asked for. A request that did not end as it should has not met it; one of a single
+        token has no time per token that it could exceed (as in vLLM's benchmark)."""
+        if self.ttft_s is None and self.tpot_s is None:
+            return [None] * len(seqs)
+        ended = [seq.status is Status.FINISHED and seq.finish_reason != "abort" for seq in seqs]
+        met, delays = np.array(ended, dtype=bool), delays_of(seqs)
+        for took, limit in ((delays["ttft_s"], self.ttft_s), (delays["tpot_s"], self.tpot_s)):
+            if limit is not None:
+                met &= ~(took > limit)  # NaN, no time at all, is not
+        return [bool(one) for one in met]
+
+
+NO_SLO = Slo()
+
+
+def longest_gaps(seqs: list[Sequence]) -> np.ndarray:
+    """The longest time between two tokens of each request, a stall: float64 [requests], NaN of fewer than two tokens.
+
+    Within a stretch of times that many share, it is the longest of a range of the gaps between those.
+    """
+    longest = np.full(len(seqs), nan)
+    shared: array[float] = array("d")
+    owners, starts, stops = array("q"), array("q"), array("q")  # of ranges of gaps
+    for i, seq in enumerate(seqs):
+        times = seq.token_s
+        if not isinstance(times, Stamps):
+            longest[i] = max(map(sub, times[1:], times[:-1]), default=nan)
+            continue
+        shared, last, most = times.shared, nan, nan
+        for part in times.parts:
+            if isinstance(part, tuple):
+                first, end = shared[part[0]], shared[part[1] - 1]
+                if part[1] - part[0] > 1:
+                    owners.append(i)
+                    starts.append(part[0])
+                    stops.append(part[1] - 1)
+            else:
+                first = end = part
+            most = first - last if not most >= first - last else most
+            last = end
+        longest[i] = most
+    if len(owners):
+        found = np.append(np.diff(np.array(shared)), nan)
+        by_start = np.argsort(np.array(starts), kind="stable")  # what lies between two ranges is looked at once
+        ranges = np.stack([np.array(starts), np.array(stops)], axis=1)[by_start].ravel()
+        np.fmax.at(longest, np.array(owners)[by_start], np.fmax.reduceat(found, ranges)[::2])
+    return longest
+
+
+def waits(recorder: Recorder) -> dict[int, float]:
+    """Request id -> seconds from its arrival to its first admission, of those admitted."""
+    arrivals = {seq.id: seq.request.arrival_s for seq in recorder.sequences}
+    return {id: start - arrivals[id] for id, start in recorder.admitted_s.items()}
+
+
+def waits_by_size(recorder: Recorder, waited: dict[int, float]) -> dict[str, dict[str, float | None]]:
+    """How long prompts of each class of size waited to be admitted. waited: as `waits` says."""
+    of: dict[int | None, list[float]] = {limit: [] for limit in (*SIZE_CLASSES, None)}
+    for seq in recorder.sequences:
+        if seq.id in waited:
+            size = seq.request.prompt_tokens
+            of[next((limit for limit in SIZE_CLASSES if size <= limit), None)].append(waited[seq.id])
+    return {f"wait_s_prompt_to_{limit or 'any'}": spread(values) for limit, values in of.items()}
+
+
+def spread(values: list[float] | list[int] | np.ndarray, weights: np.ndarray | None = None) -> dict[str, float | None]:
     """mean and linear-interpolated percentiles; None of nothing. weights: how often each value counts, int."""
     known = np.asarray(values, dtype=np.float64)
     if weights is not None:
@@ -157,9 +233,16 @@ def _over_time(values: np.ndarray, seconds: np.ndarray) -> float:
 
 
 def summarize(
-    recorder: Recorder, num_blocks: int, block_size: int, status: str, host_num_blocks: int = 0
+    recorder: Recorder,
+    num_blocks: int,
+    block_size: int,
+    status: str,
+    host_num_blocks: int = 0,
+    slo: Slo = NO_SLO,
+    service_weights: tuple[float, float] = (1.0, 2.0),
 ) -> dict[str, Any]:
-    """The scalars of a run. status: completed, interrupted or failed."""
+    """The scalars of a run. status: completed, interrupted or failed. service_weights: of a prompt's and of a generated
+    token, in the service gap."""
     seqs = recorder.sequences
     done = [seq for seq in seqs if seq.status is Status.FINISHED]
     weights = durations(recorder)
@@ -181,6 +264,9 @@ def summarize(
     fed = prefill / np.maximum(1, tokens)
     prefill_tokens = int(prefill.sum())
     delays = {name: spread(values[~np.isnan(values)]) for name, values in delays_of(done).items()}
+    stalls, waited, met = longest_gaps(done), waits(recorder), slo.met_by(seqs)
+    asked = any(each is not None for each in met)
+    preempted = [seq.preemptions for seq in seqs if not seq.refusal]
     preemptions = [record for _, _, record in recorder.preemptions]
     returns = [record for _, _, record in recorder.returns]
     on_host, out_s, in_s = steps.column("host_blocks"), steps.column("swap_out_s"), steps.column("swap_in_s")
@@ -224,7 +310,12 @@ def summarize(
         "prefill_saved_s": found.hit_tokens * ratio(float(fed @ weights), prefill_tokens),
         "blocks_copied": int(steps.column("copies").sum()),
         "copy_s": float(steps.column("copy_s").sum()),
+        "goodput_fraction": ratio(met.count(True), len(met)) if asked else None,
+        "goodput_requests_per_s": ratio(met.count(True), duration) if asked else None,
         "preemptions": len(recorder.preemptions),
+        "preemptions_outranked": sum(record.reason == "outranked" for record in preemptions),
+        "preempted_requests": sum(count > 0 for count in preempted),
+        "preemptions_per_request": spread(preempted) | {"max": max(preempted, default=None)},
         "recomputed_tokens": recomputed,
         "recompute_tax": ratio(recomputed, computed),
         "swaps": sum(record.kind == "swap" for record in preemptions),
@@ -240,6 +331,11 @@ def summarize(
         "host_num_blocks": host_num_blocks,
         "host_used_fraction": ratio(_over_time(on_host, weights), host_num_blocks * duration),
         "host_used_fraction_peak": ratio(int(on_host.max(initial=0)), host_num_blocks),
+        "service_gap_tokens": service_gap(recorder, *service_weights),
+        "wait_s": spread(list(waited.values())),
+        "longest_wait_s": max(waited.values(), default=None),
+        **waits_by_size(recorder, waited),
+        "max_itl_s": spread(stalls[~np.isnan(stalls)]),
         "ttft_s": delays["ttft_s"],
         "tpot_s": delays["tpot_s"],
         "itl_s": spread(*_gaps(done)),

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 from pagedlab.allocator.base import Sharing, Usage
-from pagedlab.core.plan import Coasted, Outcome, Plan, Preemption, Return
+from pagedlab.core.plan import Coasted, Outcome, Plan, Preemption, Return, Together
 from pagedlab.core.request import Key, Sequence
 from pagedlab.recorder.timeline import Step, Timeline
+
+
+class Service(NamedTuple):
+    """What clients were served in `steps` steps that come one after the other, the same in each.
+
+    served: client -> (prompt tokens of its requests first admitted, tokens generated for it). backlogged: the clients
+    with requests waiting while they ran.
+    """
+
+    steps: int
+    served: dict[str, tuple[int, int]]
+    backlogged: frozenset[str]
 
 
 class Recorder:
@@ -21,19 +35,27 @@ class Recorder:
         # (first step, step after the last, slots promised and never used) of every stay of a sequence in the pool; a
         # branch stays as long as its trunk.
         self.stays: list[tuple[int, int, int]] = []
+        self.admitted_s: dict[int, float] = {}  # when a request was first admitted
         self.num_finished = 0
         self.output_tokens = 0
         self._by_id: dict[int, Sequence] = {}
         self._entered: dict[Key, int] = {}
+        self.service: list[Service] = []  # from the second client on: before, there is nothing to compare
+        self._waiting: Counter[str] = Counter()  # of each client that ever asked
+        self._together: Counter[str] = Counter()  # of those that advance together
+        self._forked: set[int] = set()
         self._on_progress = on_progress
 
     def submitted(self, seq: Sequence) -> None:
         self.sequences.append(seq)
         self._by_id[seq.id] = seq
+        if not seq.refusal:
+            self._waiting[seq.request.client] += 1
 
     def idle(self, start: float, end: float, usage: Usage, sharing: Sharing) -> None:
         """Nothing to do from start to end: nobody holds a block."""
         self.steps.append(Step(start, end, 0, 0, 0, 0, 0, usage, False, sharing))
+        self._serve(Counter(), 1)
         self._on_progress(self)
 
     def step(
@@ -53,11 +75,16 @@ class Recorder:
         number = len(self.steps)
         for record in plan.preempted:
             self.preemptions.append((start, number, record))
-            for part in self._by_id[record.victim].parts:
+            victim = self._by_id[record.victim]
+            self._waiting[victim.request.client] += 1
+            for part in victim.parts:
                 self._left(part, number)
         self.returns += [(start, number, record) for record in plan.returned]
-        for new in plan.admitted:
-            seq = self._by_id[new.request.id]
+        service = self._service(plan, outcome)
+        for id in dict.fromkeys(new.request.id for new in plan.admitted):  # what has forked returns part by part
+            seq = self._by_id[id]
+            self._waiting[seq.request.client] -= 1
+            self.admitted_s.setdefault(seq.id, start)
             for part in seq.branches or [seq]:
                 self._entered[part.key] = number
         for seq in finished:
@@ -83,20 +110,62 @@ class Recorder:
                 outcome.swap_out_s,
                 outcome.swap_in_s,
                 host_blocks,
+                plan.admission_estimate,
             )
         )
+        self._serve(service, 1)
         self.output_tokens += plan.num_sequences - outcome.tokens.count(-1)
         self._on_progress(self)
 
-    def coasted(self, first: Step, steps: Coasted, block_size: int, promises: bool, finished: list[Sequence]) -> None:
-        """Steps that nobody planned. first: the first of them; block_size, promises: as `Timeline.stretch` takes them.
-        finished: as in `step`, of the last one."""
+    def coasted(
+        self,
+        first: Step,
+        steps: Coasted,
+        together: Together,
+        block_size: int,
+        promises: bool,
+        finished: list[Sequence],
+    ) -> None:
+        """Steps that nobody planned. first: the first of them; together: who took them; block_size, promises: as
+        `Timeline.stretch` takes them. finished: as in `step`, of the last one."""
         self.steps.stretch(first, steps.ends, steps.grown, block_size, promises)
+        self._serve(self._generated(together, steps.ended), len(steps.ends))
         for seq in finished:
             self._left(seq, len(self.steps))
         self.num_finished += len(finished)
         self.output_tokens += first.batch * len(steps.ends)
         self._on_progress(self)
+
+    def _service(self, plan: Plan, outcome: Outcome) -> Counter[tuple[str, bool]]:
+        """(client, whether generated or of a prompt) -> tokens."""
+        service = Counter() if plan.together is None else self._generated(plan.together, outcome.ended)
+        for new in plan.admitted:
+            if new.request.id not in self.admitted_s:
+                service[new.request.client, False] += new.request.prompt_tokens
+        for seq, token in zip(plan.batch, outcome.tokens, strict=True):
+            if token >= 0:
+                made = 1
+                if seq.branches:  # a trunk samples for all of them, and again after a preemption, when nobody takes it
+                    made = len(seq.branches) if seq.id not in self._forked else 0
+                    self._forked.add(seq.id)
+                service[seq.request.client, True] += made
+        return service
+
+    def _generated(self, together: Together, ended: list[Sequence]) -> Counter[tuple[str, bool]]:
+        """A token for each of those that advance together, if they run; some end."""
+        if together.dissolved:
+            self._together.clear()
+        self._together.update([seq.request.client for seq in together.joined])
+        made = Counter({(client, True): n for client, n in self._together.items() if n and together.count})
+        self._together.subtract([seq.request.client for seq in ended])
+        return made
+
+    def _serve(self, service: Counter[tuple[str, bool]], steps: int) -> None:
+        if len(self._waiting) < 2:
+            return
+        served = {client: (service[client, False], service[client, True]) for client, _ in service}
+        backlogged = frozenset(client for client, count in self._waiting.items() if count)
+        self.service.append(Service(steps, served, backlogged))
 
     def _left(self, seq: Sequence, before_step: int) -> None:
         self.stays.append((self._entered.pop(seq.key), before_step, seq.slots_unused))

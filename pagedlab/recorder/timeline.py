@@ -6,6 +6,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from math import isnan, nan
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -20,6 +21,7 @@ class Step(NamedTuple):
     `prefill_tokens` belong to sequences fed more than one. usage: the split of the slots while the step ran.
     sharing: what sharing saved of them. copies: blocks copied before the step, in copy_s seconds of it; swapped_out and
     swapped_in: blocks moved to the host and back. host_blocks: in use there, what the step moves included.
+    admission_estimate: as in Plan.
     """
 
     start_s: float
@@ -39,6 +41,7 @@ class Step(NamedTuple):
     swap_out_s: float = 0.0
     swap_in_s: float = 0.0
     host_blocks: int = 0
+    admission_estimate: float | None = None
 
 
 _NESTED: dict[str, Any] = {"usage": Usage, "sharing": Sharing}
@@ -91,7 +94,8 @@ class Timeline(Sequence[Step]):
         self._latest += values[_USAGE]
         self._latest += values[_USAGE + 1 : _SHARING]
         self._latest += values[_SHARING]
-        self._latest += values[_SHARING + 1 :]
+        self._latest += values[_SHARING + 1 : -1]
+        self._latest.append(nan if step.admission_estimate is None else step.admission_estimate)
         if len(self._latest) > _MANY:
             self._store()
 
@@ -100,7 +104,8 @@ class Timeline(Sequence[Step]):
         self._latest.clear()
 
     def column(self, name: str) -> np.ndarray:
-        """float64 [steps] of seconds, bool of memory_blocked, int64 of counts: a name of COLUMNS."""
+        """float64 [steps] of seconds and of admission_estimate (NaN: none), bool of memory_blocked, int64 of counts: a
+        name of COLUMNS."""
         self._store()
         records = np.frombuffer(self._records).reshape(-1, len(COLUMNS))[:, _PLACES[name]]
         ends = np.array(self._ends)
@@ -114,7 +119,7 @@ class Timeline(Sequence[Step]):
             begins[np.array(self._firsts)] = True
             values[1:] = np.where(begins[1:], values[1:], ends[:-1])
             return values
-        if name in ("copy_s", "swap_out_s", "swap_in_s"):
+        if name in ("copy_s", "swap_out_s", "swap_in_s", "admission_estimate"):
             return values
         if name == "memory_blocked":
             return values.astype(bool)
@@ -176,8 +181,9 @@ class Timeline(Sequence[Step]):
 
 def _step(*values: Any) -> Step:
     usage, sharing = _SPREAD_USAGE, _SPREAD_SHARING
-    before, between, after = values[: usage.start], values[usage.stop : sharing.start], values[sharing.stop :]
-    return Step._make((*before, Usage(*values[usage]), *between, Sharing(*values[sharing]), *after))
+    before, between, after = values[: usage.start], values[usage.stop : sharing.start], values[sharing.stop : -1]
+    estimate = None if isnan(values[-1]) else values[-1]
+    return Step._make((*before, Usage(*values[usage]), *between, Sharing(*values[sharing]), *after, estimate))
 
 
 def _spread(field: str) -> slice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,9 +25,16 @@ from pagedlab.scheduler.owing import OwingCohort
 if TYPE_CHECKING:
     from pagedlab.scheduler.batching.base import Batching
 
+RAN_OUT = "pool exhausted"
+OUTRANKED = "outranked"
+
 
 class Scheduler:
     """order (who next) x admission (may it) x batching (what runs) x victim and preemption (who yields, and how).
+
+    Somebody yields where a block is needed that is not free: whom the victim policy says. With `preemptive` also where
+    the next in line lacks rows or blocks, and those behind it in the order hold enough of them: the last ones. Then the
+    victim policy, too, chooses among those behind alone, or two requests could take each other's blocks for ever.
 
     A step is `schedule` (a plan), the executor, then `commit` (its outcome). Between the two, nothing else may
     be called. Rows of the executor's block table are given out here: 0 <= row < max_num_seqs.
@@ -44,11 +52,13 @@ class Scheduler:
         preemption: Preemption,
         victim: Victim,
         max_num_seqs: int,
+        preemptive: bool = False,
         foretold: Foretold | None = None,
         skip: bool = False,
     ):
-        """foretold: of an executor that can tell its tokens beforehand: sequences that decode then advance together.
-        skip: and several steps at a time, while nothing can happen between them and the policies agree."""
+        """foretold: of an executor that can tell its tokens beforehand: sequences that decode then advance together,
+        unless a policy looks at each of them in every step (`watches`), or they may have to yield to who waits. skip:
+        and several steps at a time, while nothing can happen between them and the policies agree."""
         self.allocator = allocator
         self.order = order
         self.admission = admission
@@ -56,6 +66,7 @@ class Scheduler:
         self.preemption = preemption
         self.victim = victim
         self.max_num_seqs = max_num_seqs
+        self.preemptive = preemptive
         self.running: list[Sequence] = []  # requests: of several outputs, the trunk
         self._groups: dict[int, Group] = {}
         self._rows = list(range(max_num_seqs - 1, -1, -1))
@@ -65,7 +76,7 @@ class Scheduler:
         self._policies = (order, admission, batching, preemption)
         self._skips = skip and foretold is not None and allocator.grows is not None
         self._cohort: Cohort | None = None  # of those that decode, who advance together
-        if foretold is not None:
+        if foretold is not None and not (preemptive or order.watches or admission.watches):
             owing = self._skips and not allocator.caches
             self._cohort = OwingCohort(allocator, foretold) if owing else Cohort(allocator, foretold)
         # The head of the queue is known to be refused, and will be until somebody ends.
@@ -131,7 +142,9 @@ class Scheduler:
             self._stop(seq)
         else:
             return
+        self._stuck = False
         self._groups.pop(seq.id, None)
+        self.order.ended(seq)
         for ended in (seq, *seq.parts):
             ended.status, ended.finish_reason = Status.FINISHED, "abort"
 
@@ -155,12 +168,16 @@ class Scheduler:
     def schedule(self, now: float = 0.0) -> Plan:
         """Decide the next step, at `now` seconds. An empty batch means that nothing can run."""
         self.allocator.time(now)
+        self.order.time(now)
         plan = Plan(released=self._released, forked=self._forked, copies=self._copies)
         self._released, self._forked, self._copies = [], [], []
+        plan.admission_estimate = self.admission.estimate
         self.batching.fill(plan, self)
+        ran_out = any(record.reason == RAN_OUT for record in plan.preempted)
         self._blocked = self._head_lacks_blocks()
         self._stuck = self._blocked or self._head_lacks_rows()
-        plan.memory_blocked = bool(plan.preempted) or self._blocked
+        plan.memory_blocked = ran_out or self._blocked
+        self.admission.planned(self.running, ran_out)
         if self._cohort is not None:
             self._cohort.tell(plan)
         return plan
@@ -178,13 +195,17 @@ class Scheduler:
             zip(plan.batch, plan.num_tokens, outcome.tokens, outcome.finish, strict=True)
         ):
             high = self._high_water.get(seq.key, 0) if self._high_water else 0
+            again = 0
             if seq.computed < high:
-                (seq.trunk or seq).recomputed_tokens += min(high, seq.computed + fed) - seq.computed
+                again = min(high, seq.computed + fed) - seq.computed
+                (seq.trunk or seq).recomputed_tokens += again
+            single = token >= 0 and seq.trunk is None and not seq.branches
+            self.order.served(seq.trunk or seq, fed - again, int(single))
             seq.computed += fed
             kept = self.allocator.computed(seq)
             if token < 0:
                 continue
-            if seq.trunk is not None or seq.branches:
+            if not single:
                 offers.setdefault(seq.id, []).append(outcome.choices[i])
                 continue
             seq.output.append(token)
@@ -245,12 +266,14 @@ class Scheduler:
         self._leave(seq, [seq])
         self._stop(seq)
         seq.status, seq.finish_reason, seq.finish_s = Status.FINISHED, reason, now
+        self.order.ended(seq)
 
     def _advance(self, group: Group, offered: list[list[Choice]], now: float) -> list[Sequence]:
         """The sequences of a request go on, fork and end as their group says. Returns those that finished."""
         trunk, before = group.trunk, group.trunk.parts
         if trunk.forked or not group.started:
             trunk.token_s.append(now)
+            self.order.served(trunk, 0, len(before))
         moves = group.advance(offered)
         if not trunk.forked and moves:
             self._bequeath(trunk)
@@ -274,6 +297,7 @@ class Scheduler:
             self._stop(trunk)
             del self._groups[trunk.id]
             trunk.status, trunk.finish_s = Status.FINISHED, now
+            self.order.ended(trunk)
             finished.append(trunk)
         return finished
 
@@ -355,8 +379,8 @@ class Scheduler:
         while (new := self.allocator.grow(seq.key, seq.computed + num_tokens)) is None:
             if self._cohort is not None:
                 self._cohort.dissolve()
-            victim = self.victim.choose(self.running)
-            self._preempt(plan, victim, beneficiary=request)
+            victim = self.victim.choose(self._may_yield_to(request))
+            self._preempt(plan, victim, request, RAN_OUT)
             if victim is request:
                 return False
         if new:
@@ -367,18 +391,29 @@ class Scheduler:
         plan.add(seq, num_tokens)
         return True
 
+    def _may_yield_to(self, request: Sequence) -> list[Sequence]:
+        """The running requests of which one may lose its blocks to this one, which is among them; where the order is
+        preemptive only if it is the last. Else it would yield to those behind it, to be let in before them again, and
+        get no further."""
+        if not self.preemptive:
+            return self.running
+        rank = self.order.rank(request)
+        return [other for other in self.running if self.order.rank(other) > rank] or [request]
+
     def admit_next(self, plan: Plan, fits: Callable[[Sequence], bool] = lambda seq: True) -> Sequence | None:
         """Move the next waiting sequence into the batch, if admission, rows and `fits` allow it.
 
-        Nobody is admitted in a step that had to preempt: the blocks just freed are for those that run. Who was swapped
-        out comes before all others, as in vLLM: others may take the room on the device while it takes up the host's.
+        Nobody is admitted in a step that had to preempt, but for whom those yielded that are behind it: the blocks just
+        freed are for those that run. Who was swapped out comes before all others, as in vLLM: others may take the room
+        on the device while it takes up the host's. Not where the order is preemptive: it would stand in the way of
+        those for whom it yielded.
         """
         seq = self._next()
         if seq is None:
             return None
-        if plan.preempted or len(self._rows) < len(seq.parts) or not fits(seq):
+        if plan.preempted or not fits(seq):
             return None
-        if not self.admission.allows(seq, pool_is_empty=not self.running):
+        if not self._may_enter(seq) and not (self.preemptive and self._outrank(plan, seq)):
             return None
         parts = seq.parts
         for part in parts:
@@ -405,8 +440,8 @@ class Scheduler:
         return head is not None and len(self._rows) < len(head.parts)
 
     def _next(self) -> Sequence | None:
-        if self._swapped:
-            return min(self._swapped, key=lambda seq: (self.order.key(seq), seq.id))
+        if self._swapped and not self.preemptive:
+            return min(self._swapped, key=self.order.rank)
         return self.order.peek()
 
     def _bring_back(self, plan: Plan, seq: Sequence) -> None:
@@ -433,15 +468,42 @@ class Scheduler:
     def _host_block_bytes(self) -> int:
         return self.allocator.host.block_bytes if self.allocator.host else 0
 
+    def _may_enter(self, seq: Sequence, without: Seq[Sequence] = ()) -> bool:
+        """Whether there are rows and blocks for a waiting request, were those `without` not running."""
+        rows = len(self._rows) + sum(len(other.parts) for other in without)
+        if rows < len(seq.parts):
+            return False
+        if not without:
+            return self.admission.allows(seq, self.running)
+        staying = [other for other in self.running if other not in without]
+        return self.admission.allows(seq, staying, self.allocator.freed_by(without))
+
+    def _outrank(self, plan: Plan, seq: Sequence) -> bool:
+        """Have running requests that are behind `seq` in the order yield to it, the last first, no more than it needs,
+        and none where all of them are not enough. Returns whether it may enter."""
+        rank = self.order.rank(seq)
+        behind = sorted((r for r in self.running if self.order.rank(r) > rank), key=self.order.rank)
+        yielding: list[Sequence] = []
+        while behind:
+            yielding.append(behind.pop())
+            if self._may_enter(seq, yielding):
+                break
+        else:
+            return False
+        for victim in yielding:
+            self._preempt(plan, victim, seq, OUTRANKED)
+        # Where they shared cached blocks with it, less came free than was counted: they wait behind it.
+        return self._may_enter(seq)
+
     def _head_lacks_blocks(self) -> bool:
         """Whether the next in line would be refused its blocks, asked once the step is planned: with its tokens spent a
         step may not have looked at the queue."""
         head = self._next()
         if head is None or len(self._rows) < len(head.parts) or not self.admission.refuses_for_memory:
             return False
-        return not self.admission.allows(head, pool_is_empty=not self.running)
+        return not self.admission.allows(head, self.running)
 
-    def _preempt(self, plan: Plan, victim: Sequence, beneficiary: Sequence) -> None:
+    def _preempt(self, plan: Plan, victim: Sequence, beneficiary: Sequence, reason: str) -> None:
         rows = [part.row for part in victim.feeding]
         copied = {copy.destination: copy.source for copy in plan.copies if copy.row in rows}
         plan.drop(victim)
@@ -469,7 +531,7 @@ class Scheduler:
             PreemptionRecord(
                 victim.id,
                 beneficiary.id,
-                "pool exhausted",
+                reason,
                 taken.blocks_freed,
                 taken.tokens_lost,
                 "swap" if victim.swapped else "recompute",

@@ -19,7 +19,7 @@ MOST_PROMPT_TOKENS = 2**30
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
     """A request before it has an id. prompt: int32 [prompt tokens]. output_tokens: its true length, 1..max_tokens.
-    pin_tokens, cache_priority, cache_salt: as in Request."""
+    pin_tokens, cache_priority, cache_salt, client, priority: as in Request."""
 
     prompt: np.ndarray
     max_tokens: int
@@ -28,6 +28,8 @@ class Draft:
     pin_tokens: int = 0
     cache_priority: int = 35
     cache_salt: str = ""
+    client: str = ""
+    priority: int = 0
 
 
 def assemble(drafts: list[Draft], arrival: ArrivalSettings, sampling: SamplingSettings, seed: int) -> list[Request]:
@@ -64,6 +66,8 @@ def requests_at(drafts: list[Draft], times: np.ndarray, sampling: SamplingSettin
             pin_tokens=draft.pin_tokens,
             cache_priority=draft.cache_priority,
             cache_salt=draft.cache_salt,
+            client=draft.client,
+            priority=draft.priority,
         )
         for position, (draft, time) in enumerate(zip(drafts, times, strict=True))
     ]

@@ -83,9 +83,9 @@ def _field(entry: dict[str, Any], name: str, where: str) -> object:
 def _time(entry: dict[str, Any], before: float, where: str) -> float:
     value = _field(entry, "timestamp", where)
     # A comparison that NaN fails; an int too large for a float fails it before it is made one.
-    if type(value) not in (int, float) or not 0 <= value <= LONGEST_MS:  # type: ignore[operator]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= LONGEST_MS:
         raise WorkloadError(f"{where}timestamp: {shown(value)}, expected milliseconds from 0 to {LONGEST_MS:g}")
-    time_ms = float(value)  # type: ignore[arg-type]
+    time_ms = float(value)
     if time_ms < before:
         raise WorkloadError(f"{where}timestamp: {shown(value)}, expected no less than {before:g} of the line before")
     return time_ms

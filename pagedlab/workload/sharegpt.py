@@ -11,6 +11,7 @@ from pagedlab.settings import SamplingSettings, ShareGPTSettings
 from pagedlab.workload.arrival import check_arrival
 from pagedlab.workload.assemble import Draft, assemble
 from pagedlab.workload.base import WORKLOADS, PromptTokenizer
+from pagedlab.workload.callers import check_callers, client_of, number_of
 from pagedlab.workload.checks import one_line, refused, whole
 from pagedlab.workload.conversations import read_conversations
 from pagedlab.workload.history import History, Turn
@@ -43,10 +44,17 @@ def build(
             output_tokens,
             turn.source,
             pin_tokens=turn.history.system_tokens() if settings.pin_system else 0,
+            client=client_of(number_of(conversation_of(turn), "client"), settings.clients),
+            priority=settings.priorities[number_of(conversation_of(turn), "priority") % len(settings.priorities)],
         )
         for turn, output_tokens in pick(turns, settings, seed, one_line(path))
     ]
     return assemble(drafts, settings.arrival, sampling, seed)
+
+
+def conversation_of(turn: Turn) -> str:
+    """All turns of a conversation come from one client, with one priority."""
+    return turn.source.rpartition("#")[0]
 
 
 def _turns(path: Path, multi_turn: bool, tokenizer: PromptTokenizer) -> list[Turn]:
@@ -73,4 +81,5 @@ def _check(settings: ShareGPTSettings) -> None:
         least, most = getattr(settings, low), getattr(settings, high)
         if least is not None and most is not None and least > most:
             raise refused(f"workload.{low}", least, f"at most workload.{high}={most}")
+    check_callers(settings.clients, settings.priorities)
     check_arrival(settings.arrival)

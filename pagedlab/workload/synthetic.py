@@ -9,6 +9,7 @@ from pagedlab.settings import SamplingSettings, SyntheticSettings
 from pagedlab.workload.arrival import check_arrival
 from pagedlab.workload.assemble import Draft, assemble, bound_prompts
 from pagedlab.workload.base import WORKLOADS, PromptTokenizer
+from pagedlab.workload.callers import check_callers, client_of
 from pagedlab.workload.checks import refused, whole
 from pagedlab.workload.lengths import check_lengths, draw_lengths
 from pagedlab.workload.streams import Stream, generator
@@ -43,7 +44,8 @@ def build(
         pinned = settings.shared_prefix_tokens if settings.pin_shared_prefix else 0
         priority = settings.cache_priorities[i % len(settings.cache_priorities)]
         salt = f"tenant {i % settings.tenants}" if settings.tenants > 1 else ""
-        drafts.append(Draft(prompt, most, min(drawn, most), f"synthetic#{i}", pinned, priority, salt))
+        client, urgency = client_of(i, settings.clients), settings.priorities[i % len(settings.priorities)]
+        drafts.append(Draft(prompt, most, min(drawn, most), f"synthetic#{i}", pinned, priority, salt, client, urgency))
     return assemble(drafts, settings.arrival, sampling, seed)
 
 
@@ -61,4 +63,5 @@ def _check(settings: SyntheticSettings) -> None:
     for priority in settings.cache_priorities:
         if not 0 <= priority <= 100:
             raise refused("workload.cache_priorities", priority, "numbers from 0 to 100")
+    check_callers(settings.clients, settings.priorities)
     check_arrival(settings.arrival)

@@ -3,11 +3,13 @@
 import csv
 import json
 import os
+import signal
 import sys
 
 import pytest
 
 from pagedlab.analysis.sweep import finish_sweep
+from pagedlab.interrupts import Interrupted, Interrupts
 from pagedlab.launch import Job, launch
 from pagedlab.recorder.folder import write_json
 
@@ -180,8 +182,8 @@ def test_a_row_holds_every_number_of_its_run_flat(sweep):
         "kv_waste_fraction_when_full": None,
         "mean_batch_size": 2.5,
         "output_tokens_per_s": 25.0,
-        "blocks_saved_fraction": None,
-        "prefix_hit_rate": None,
+        **dict.fromkeys(("blocks_saved_fraction", "prefix_hit_rate", "goodput_fraction", "service_gap_tokens")),
+        **dict.fromkeys(("e2e_s_mean", "itl_s_p99")),
         "preemptions": 3,
         "recompute_tax": None,
         "swapped_bytes": None,
@@ -238,9 +240,14 @@ def launched(tmp_path, monkeypatch):
 
     def start(task):
         monkeypatch.setattr(sys, "argv", ["serve", "-m", "block_size=8,16", f"hydra.sweep.dir={tmp_path}"])
-        return launch(task)
+        interrupts = Interrupts()
+        interrupts.install()
+        return launch(task, interrupts)
 
-    return start
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    yield start
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
 
 def test_a_sweep_into_the_folder_of_an_earlier_one_shows_nothing_of_it(tmp_path, launched, capsys):
@@ -263,3 +270,15 @@ def test_a_sweep_into_the_folder_of_an_earlier_one_shows_nothing_of_it(tmp_path,
     assert [(row["status"], row["output_tokens_per_s"]) for row in rows] == [("completed", 1.0), ("failed", None)]
     assert done.exit_code == 1
     assert "RuntimeError: broken" in capsys.readouterr().err
+
+
+def test_an_interruption_that_a_library_turned_into_another_error_is_one_still(launched, capsys):
+    def struck(job):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except Interrupted as stop:
+            raise RuntimeError("Error calling __set_name__") from stop
+
+    done = launched(struck)
+    assert (done.exit_code, [job.interrupted for job in done.jobs]) == (130, [True])
+    assert capsys.readouterr().err == "interrupted by SIGINT\n"

@@ -89,7 +89,7 @@ def test_a_failing_job_leaves_the_others_of_its_sweep_alone(tmp_path):
         (["block_size=abc"], "block_size: Value 'abc' of type 'str' could not be converted to Integer"),
         (["block_size=0"], "block_size=0: expected at least 1 and at most 256"),
         (["allocator=nope"], "Available options in 'allocator': oracle paged power_of_two reserve_max reserve_output"),
-        (["scheduler.order=lifo"], "scheduler.order=lifo: no such option, expected one of fcfs, random"),
+        (["scheduler.order=lifo"], "scheduler.order=lifo: no such option, expected one of fcfs, priority"),
         (["kv_num_blocks=4", "kv_bytes=1GiB"], "kv_num_blocks=4 and kv_bytes=1GiB: expected at most one of"),
         (["allocator=oracle", "sampling.ignore_eos=false"], "expected sampling.ignore_eos=true"),
         (["workload.path=nowhere.json"], "nowhere.json: No such file or directory"),
@@ -177,7 +177,7 @@ LONG = ["executor=fingerprint", "model=tiny_llama", "workload=synthetic", "workl
 LONG += ["workload.prompt.high=200", "workload.output.high=200", "kv_num_blocks=64"]
 
 
-@pytest.mark.parametrize("delay_s", [0.15, 0.3, 0.45, 0.6, 0.8, 1.2, 2.0])
+@pytest.mark.parametrize("delay_s", [0.15, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.8, 1.2, 2.0])
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_at_any_moment_leaves_a_whole_folder_or_none(tmp_path, delay_s, signum, code):
     folder = tmp_path / "run"
@@ -187,14 +187,32 @@ def test_a_signal_at_any_moment_leaves_a_whole_folder_or_none(tmp_path, delay_s,
     time.sleep(delay_s)
     process.send_signal(signum)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == code
-    assert said.strip() == f"interrupted by {signal.Signals(signum).name}"
+    assert (process.returncode, said.strip()) == (code, f"interrupted by {signal.Signals(signum).name}")
     if folder.exists():
         written = summary(folder)
         assert written["status"] == "interrupted"
         rows = pq.read_table(folder / "requests.parquet").to_pylist()
         assert sum(row["status"] == "finished" for row in rows) == written["completed"]
         assert not list(folder.glob(".tmp-*"))
+
+
+STRUCK = """
+import os, signal
+
+class Kills:
+    def __set_name__(self, owner, name):  # Python 3.11 makes a RuntimeError of whatever is raised in here
+        os.kill(os.getpid(), signal.SIGINT)
+
+class Owner:
+    killed = Kills()
+"""
+
+
+def test_a_signal_that_strikes_an_import_is_an_interruption_nevertheless(tmp_path):
+    (tmp_path / "struck.py").write_text(STRUCK)
+    done = call(*QUICK, "--plugin", str(tmp_path / "struck.py"), f"hydra.run.dir={tmp_path / 'run'}")
+    assert (done.returncode, done.stderr.strip()) == (130, "interrupted by SIGINT")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("gap_s", [0.0005, 0.01, 0.1])

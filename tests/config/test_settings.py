@@ -22,6 +22,7 @@ from pagedlab.replay.config import load_replay_settings
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.order.base import ORDERS
+from pagedlab.scheduler.predictor.base import PREDICTORS
 from pagedlab.settings import OPTIONS, TRACES, Settings
 from pagedlab.tracker.base import TRACKERS
 from pagedlab.workload.base import WORKLOADS
@@ -35,14 +36,18 @@ _REPLAYED_ONLY = set(TRACES) - set(OPTIONS["workload"])
 REPLAYED = [choice for choice in CHOICES if choice[0] == "eviction" or choice[1] in TRACES]
 SERVED = [choice for choice in CHOICES if choice[0] != "experiment" and choice not in REPLAYED]
 
+# What an option cannot do without.
+NEEDS = {("preemption", "none"): ("scheduler=reserve_output",), ("scheduler", "lpm"): ("prefix_cache=radix",)}
+
 
 # ---- every option -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("group", "name"), SERVED)
 def test_every_option_composes_with_the_defaults_and_is_what_it_is_called(group, name):
-    base = ("executor=simulated",) if group == "hardware" else ()  # a real run knows no other device than its own
-    settings = load_settings(composed(f"{group}={name}", base=base))
+    needs = ("executor=simulated",) if group == "hardware" else ()  # a real run knows no other device than its own
+    needs += NEEDS.get((group, name), ())
+    settings = load_settings(composed(f"{group}={name}", *needs, base=()))
     assert getattr(settings, group).name == name
 
 
@@ -110,6 +115,7 @@ SEAMS = {
     "scheduler.order": (ORDERS, "pagedlab/scheduler/order"),
     "scheduler.batching": (BATCHINGS, "pagedlab/scheduler/batching"),
     "scheduler.admission": (ADMISSIONS, "pagedlab/scheduler/admission"),
+    "scheduler.predictor": (PREDICTORS, "pagedlab/scheduler/predictor"),
     "preemption.victim": (VICTIMS, "pagedlab/preemption/victim"),
 }
 
@@ -155,7 +161,7 @@ def test_groups_whose_options_differ_have_settings_for_each_option(group):
 @pytest.mark.parametrize("path", SEAMS)
 def test_every_option_of_a_seam_can_be_chosen(path):
     for name in SEAMS[path][0]:
-        node = settings_of(f"{path}={name}")
+        node = settings_of(f"{path}={name}", groups=("prefix_cache=radix",))
         for part in path.split("."):
             node = getattr(node, part)
         assert node == name
@@ -215,12 +221,13 @@ BAD = [
     ("workload.name=nope", "workload=nope: no such option, expected one of sharegpt, synthetic"),
     ("tracker.name=null", "tracker=None: no such option, expected one of none, wandb"),
     ("kernel.name=nope", "kernel=nope: no such option, expected one of reference, torch, cpu, triton, cupy"),
-    ("preemption.name=swop", "preemption=swop: no such option, expected one of recompute, swap, adaptive"),
+    ("preemption.name=swop", "preemption=swop: no such option, expected one of recompute, swap, adaptive, none"),
     ("preemption.swap_space=1GiB", "preemption.swap_space: no such setting here, only with preemption=swap"),
-    ("preemption.victim=first", "preemption.victim=first: no such option, expected one of last_arrived, most_blocks"),
-    ("scheduler.order=lifo", "scheduler.order=lifo: no such option, expected one of fcfs, random"),
+    ("preemption.victim=first", "preemption.victim=first: no such option, expected one of last_arrived, lowest_"),
+    ("scheduler.order=lifo", "scheduler.order=lifo: no such option, expected one of fcfs, priority, sjf, srtf, "),
     ("scheduler.batching=none", "scheduler.batching=none: no such option, expected one of prefill_first, chunked"),
     ("scheduler.admission=all", "scheduler.admission=all: no such option, expected one of on_demand, one_at_a_time"),
+    ("scheduler.predictor=guess", "scheduler.predictor=guess: no such option, expected one of oracle, noisy, rank"),
     ("model.dtype=float8", "model.dtype=float8: expected one of float32, bfloat16, float16, float64"),
     ("model.source=ftp", "model.source=ftp: no such source, expected one of smollm2, path, random"),
     (
@@ -280,6 +287,27 @@ BAD = [
     ("scheduler.max_num_batched_tokens=0", "scheduler.max_num_batched_tokens=0: expected at least 1"),
     ("scheduler.watermark=-0.1", "scheduler.watermark=-0.1: expected at least 0 and at most 1"),
     ("scheduler.watermark=1.01", "scheduler.watermark=1.01: expected at least 0 and at most 1"),
+    ("scheduler.predictor_sigma=-1", "scheduler.predictor_sigma=-1.0: expected at least 0 and at most 100"),
+    ("scheduler.lpm_max_waiting=-1", "scheduler.lpm_max_waiting=-1: expected at least 0"),
+    ("scheduler.mlfq.levels=0", "scheduler.mlfq.levels=0: expected at least 1 and at most 64"),
+    ("scheduler.mlfq.quantum=0", "scheduler.mlfq.quantum=0: expected at least 1"),
+    ("scheduler.mlfq.ageing_s=nan", "scheduler.mlfq.ageing_s=nan: expected at least 0, and finite"),
+    ("scheduler.mlfq.x=1", "scheduler.mlfq.x: no such setting, expected one of ageing_s, levels, quantum"),
+    ("scheduler.vtc.input_weight=0", "scheduler.vtc.input_weight=0.0: expected more than 0, and finite"),
+    ("scheduler.vtc.output_weight=inf", "scheduler.vtc.output_weight=inf: expected more than 0, and finite"),
+    ("scheduler.estimated_peak.initial=1.1", "scheduler.estimated_peak.initial=1.1: expected at least 0 and at most 1"),
+    (
+        "scheduler.estimated_peak.minimum=0.8",
+        "scheduler.estimated_peak.minimum=0.8: expected at least 0 and at most 0.7",
+    ),
+    ("scheduler.estimated_peak.decay_steps=0", "scheduler.estimated_peak.decay_steps=0: expected at least 1"),
+    ("scheduler.estimated_peak.retract_steps=-1", "scheduler.estimated_peak.retract_steps=-1: expected at least 0"),
+    ("slo.ttft_s=-1", "slo.ttft_s=-1.0: expected at least 0, and finite"),
+    ("slo.tpot_s=nan", "slo.tpot_s=nan: expected at least 0, and finite"),
+    ("workload.clients=0", "workload.clients=0: expected a whole number from 1 to "),
+    ("workload.clients=257", "workload.clients=257: expected at most 256"),
+    ("workload.priorities=[]", "workload.priorities=[]: expected at least one whole number"),
+    ("workload.priorities=[x]", "workload.priorities[0]: Value 'x' of type 'str' could not be converted to Integer"),
     ("sampling.temperature=-1", "sampling.temperature=-1.0: expected at least 0, and finite"),
     ("sampling.top_p=0", "sampling.top_p=0.0: expected more than 0 and at most 1"),
     ("sampling.top_p=1.01", "sampling.top_p=1.01: expected more than 0 and at most 1"),
@@ -375,6 +403,49 @@ BAD = [
     # What does not go together.
     ("allocator.name=oracle sampling.ignore_eos=false", "allocator=oracle must know each output length beforehand, ex"),
     ("allocator.name=power_of_two sampling.ignore_eos=false", "allocator=power_of_two must know each output length "),
+    (
+        "preemption.victim=longest_remaining sampling.ignore_eos=false",
+        "preemption.victim=longest_remaining must know each",
+    ),
+    (
+        "scheduler.order=sjf sampling.ignore_eos=false",
+        "scheduler.order=sjf with scheduler.predictor=oracle must know each",
+    ),
+    (
+        "scheduler.order=lpm",
+        "scheduler.order=lpm with prefix_cache=none: nothing is cached to go by, expected prefix_cache=",
+    ),
+    (
+        "scheduler.admission=reserve_output allocator.name=reserve_max",
+        "scheduler.admission=reserve_output with allocator=",
+    ),
+    ("scheduler.admission=estimated_peak allocator.name=oracle", "scheduler.admission=estimated_peak with allocator="),
+    (
+        "preemption.name=none",
+        "preemption=none with scheduler.admission=on_demand: those that run could wait for each other's blocks for "
+        "ever, expected scheduler.admission to be one of one_at_a_time, reserve_output",
+    ),
+    (
+        "preemption.name=none scheduler.admission=estimated_peak",
+        "preemption=none with scheduler.admission=estimated_peak",
+    ),
+    (
+        "scheduler.preemptive=true",
+        "scheduler.preemptive=true with scheduler.order=fcfs: in that order nobody yields, expected one of priority, "
+        "srtf, mlfq",
+    ),
+    (
+        "scheduler.preemptive=true scheduler.order=srtf allocator.name=reserve_max",
+        "scheduler.preemptive=true with alloc",
+    ),
+    (
+        "scheduler.preemptive=true scheduler.order=srtf preemption.name=none scheduler.admission=reserve_output",
+        "scheduler.preemptive=true with preemption=none: expected one that preempts",
+    ),
+    (
+        "scheduler.preemptive=true scheduler.order=srtf scheduler.batching=static",
+        "scheduler.preemptive=true with scheduler.batching=static: a batch that nobody enters",
+    ),
     ("model.source=path", "model.path=null: expected a folder or a hub id, as model.source=path says"),
     ("workload.arrival.rate=2", "workload.arrival.rate=2.0: expected null, as at_once has no rate"),
     ("workload.arrival.process=poisson", "workload.arrival.rate=null: expected a number from 1e-06 to 1e+09"),
@@ -387,7 +458,7 @@ BAD = [
     ("model.revision=", "model.revision=: expected a text that is not empty"),
     ("model.dtype=", "model.dtype=: expected one of float32, bfloat16, float16, float64"),
     ("model.source=", "model.source=: expected a text that is not empty"),
-    ("scheduler.order=", "scheduler.order=: no such option, expected one of fcfs, random"),
+    ("scheduler.order=", "scheduler.order=: no such option, expected one of fcfs, priority"),
     ("kernel.name=", "kernel=: no such option, expected one of reference, torch, cpu, triton, cupy"),
     # Places that are not there.
     ("model.path=./nowhere", "model.path=./nowhere: no such folder"),
@@ -528,7 +599,7 @@ def test_a_bad_value_of_recorded_conversations_is_one_line_that_names_it(given, 
             "allocator=nope",
             "Could not find 'allocator/nope' Available options in 'allocator': oracle oracle_buddy paged power_of_two",
         ),
-        ("preemption=swop", "Could not find 'preemption/swop' Available options in 'preemption': adaptive recompute"),
+        ("preemption=swop", "Could not find 'preemption/swop' Available options in 'preemption': adaptive none"),
         ("allocator=null", "Config group override must be a string or a list. Got NoneType"),
         ("block_size=16,32", "Ambiguous value for argument 'block_size=16,32'"),
         ("block_size", "Error parsing override 'block_size'"),
@@ -614,6 +685,11 @@ def test_an_error_of_the_user_is_always_one_line():
         "progress=false",
         "progress=1",
         "allocator.name=oracle",
+        "preemption.name=none scheduler.admission=reserve_output",
+        "preemption.name=none allocator.name=reserve_max",
+        "scheduler.order=srtf scheduler.preemptive=true scheduler.predictor=noisy scheduler.predictor_sigma=0",
+        "slo.ttft_s=0 slo.tpot_s=0",
+        "workload.priorities=[-3,0,7] workload.clients=256",
         "workload.arrival.process=gamma workload.arrival.rate=5 workload.arrival.burstiness=0.5",
         "+model.config.rope_theta=500000",
     ],

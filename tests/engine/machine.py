@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,11 +20,12 @@ import numpy as np
 
 from pagedlab.allocator.base import Grant
 from pagedlab.core.errors import OutOfBlocks
-from pagedlab.core.plan import Outcome, Plan
+from pagedlab.core.plan import Outcome, Plan, Return
 from pagedlab.core.request import Completion, Request, SamplingParams, Status
 from pagedlab.core.request import Sequence as Served
 from pagedlab.executor.fingerprint import log_probs
 from tests.engine.beam_oracle import naive_beams
+from tests.engine.naive_order import NaiveOrder
 from tests.lab import BLOCK_BYTES, VOCAB, fingerprints_of, make_executor, make_scheduler, naive_answer, naive_output
 
 CHECKS = {
@@ -59,12 +60,15 @@ CHECKS = {
     "fork": "a fork shares every block of its parent, or copies them into its own run, and the executor is told",
     "group": "the sequences of a request sample in the same steps",
     "saved": "what sharing saves is what it is from scratch",
-    "fcfs": "nobody is admitted before one that arrived earlier, or that is swapped out",
+    "order": "who is admitted, or comes back, was the next in the order, recomputed; first who is swapped out",
+    "outranked": "for one that goes before them the last running requests yield, no more than it needs",
     "watermark": "an admission leaves the watermark free, except into an empty pool",
+    "static": "a static batch lets nobody in once it decodes",
+    "whole": "but in chunked, a prompt that a step can hold is fed in one",
     "fits": "can_admit says what counting the free blocks says",
     "blocked": "memory_blocked is said exactly when the next in line was refused its blocks",
     "victim": "the victim is the policy's, recomputed",
-    "yield": "nobody is admitted in a step that had to preempt: its blocks are for those that run",
+    "yield": "nobody is admitted in a step that had to preempt, but for whom others yielded",
     "refusal": "refused at submission exactly when it can never fit",
     "queue": "every live request waits or runs, in one place, in the state it says",
     "batch": "a batch holds running sequences, each once, each with tokens to feed",
@@ -130,12 +134,20 @@ class World:
     several: bool
     preemption: str
     host_blocks: int
+    order: str
+    preemptive: bool
+    quantum: int
+    ageing_s: float
 
     @property
     def slots(self) -> int:
         return self.num_blocks * self.block_size
 
 
+YIELDING = ("priority", "srtf", "mlfq")
+OTHER_VICTIMS = ["lowest_priority", "fewest_computed", "shortest_output", "longest_remaining"]
+LEVELS = 3
+GUESS = {"initial": 0.6, "minimum": 0.1, "decay_steps": 8, "retract_steps": 2}
 ALLOCATORS = ["paged", "reserve_max", "power_of_two", "oracle", "reserve_output"]
 
 
@@ -143,6 +155,8 @@ def a_world(choose: Choose) -> World:
     """Any small engine; every other one is tight: many sequences that grow into each other's blocks. Every third
     one serves requests of several outputs, most of which have the rows and tokens they need."""
     tight, several = choose([True, False]), choose([True, False, False])
+    order = choose(["fcfs"] * 5 + ["priority", "sjf", "srtf", "mlfq", "vtc", "random"])
+    batching = choose(["chunked", "prefill_first"] * 3 + ["iteration", "static"])
     num_blocks, block_size = choose(range(3, 10)), choose([1, 2] if tight else [1, 2, 3, 4])
     slots = num_blocks * block_size
     allocator = "paged" if tight else choose(ALLOCATORS)
@@ -151,10 +165,16 @@ def a_world(choose: Choose) -> World:
         block_size,
         max_model_len=choose([slots, 2 * slots] if allocator == "paged" else [slots, slots // 2, slots // 3]),
         allocator=allocator,
-        batching=choose(["chunked", "prefill_first"]),
+        batching=batching,
         tokens=choose([2, 3, 4, 8] if tight and not several else [3, 4, 4, 8] if several else [1, 2, 3, 4, 8, 64]),
-        victim=choose(["last_arrived", "most_blocks"]),
-        admission="on_demand" if tight else choose(["on_demand"] * 4 + ["one_at_a_time"]),
+        victim=choose(["last_arrived", "most_blocks"] * 3 + OTHER_VICTIMS),
+        admission=choose(
+            ["on_demand"] * 6 + ["estimated_peak"]
+            if tight
+            else ["on_demand"] * 4 + ["one_at_a_time"]
+            if allocator != "paged"
+            else ["on_demand"] * 5 + ["one_at_a_time", "reserve_output", "estimated_peak"]
+        ),
         watermark=0.0 if tight else choose([0.0, 0.25, 0.5]),  # exact in binary: x N rounded down is no matter of taste
         max_num_seqs=choose([3, 4, 6, 8] if several else [4] if tight else [1, 2, 3, 4]),
         alphabet=choose(range(2, 5)),
@@ -163,6 +183,10 @@ def a_world(choose: Choose) -> World:
         several=several,
         preemption=choose(["recompute", "swap"]) if allocator == "paged" else "recompute",
         host_blocks=choose([0, 2, num_blocks, 3 * num_blocks]),
+        order=order,
+        preemptive=order in YIELDING and allocator == "paged" and batching != "static" and choose([True, True, False]),
+        quantum=choose([2, 5]),
+        ageing_s=choose([0.05, 100.0]),
     )
 
 
@@ -177,6 +201,8 @@ class Ask:
     new: int
     true: int
     sampling: SamplingParams = GREEDY
+    client: str = ""
+    priority: int = 0
 
 
 def an_ask(world: World, choose: Choose) -> Ask:
@@ -206,6 +232,8 @@ def an_ask(world: World, choose: Choose) -> Ask:
             ignore_eos=world.eos is None or choose([True, False]),
             **several,
         ),
+        choose("aab"),
+        choose([0, 0, 1, 2]),
     )
 
 
@@ -269,6 +297,7 @@ class Account:
     lost: int = 0
     recomputed: int = 0
     finish: str | None = None
+    preempted: int = 0
     settled: bool = False  # it has ended, and has been looked at since
     swapped: bool = False
     stored: list[list[int]] = field(default_factory=list)  # the tables it left, of those that feed, as far as computed
@@ -321,11 +350,6 @@ class Account:
         for part in self.parts:
             part.row, part.table = -1, []
 
-    @property
-    def place(self) -> tuple[Any, ...]:
-        """In the queue."""
-        return not self.swapped, self.arrived
-
 
 class Machine:
     """A program is a series of the actions below, in any order; `finish` ends it. Each ends in `check`."""
@@ -345,7 +369,14 @@ class Machine:
             max_model_len=world.max_model_len,
             preemption=world.preemption,
             host_blocks=world.host_blocks,
+            order=world.order,
+            preemptive=world.preemptive,
+            mlfq={"levels": LEVELS, "quantum": world.quantum, "ageing_s": world.ageing_s},
+            estimated_peak=GUESS,
         )
+        self.order = NaiveOrder(world.order, world.quantum, LEVELS, world.ageing_s)
+        self.estimate = GUESS["initial"]
+        self.open = True  # static: whether its batch still lets somebody in
         self.executor = make_executor(self.scheduler, world.eos)
         self.allocator, self.pool = self.scheduler.allocator, self.scheduler.allocator.pool
         self.accounts: list[Account] = []
@@ -442,12 +473,36 @@ class Machine:
             return self._to_return(account) + keep <= len(free)
         return self._fits(account.request, [len(part.output) for part in account.live], free, keep)
 
-    def _may_enter(self, account: Account, free: set[int], running: int) -> bool:
+    def _most(self, request: Request) -> int:
+        return self._to_begin(len(request.prompt), [request.max_tokens - 1] * request.width)
+
+    def _peak(self, accounts: list[Account]) -> float:
+        """Slots at the worst moment: when one of them ends that generates what is expected, as all others have."""
+        size, peaks = self.world.block_size, []
+        left = {a.id: self.estimate * (a.request.max_tokens - a.steps) for a in accounts}
+        for one in accounts:
+            there = [a for a in accounts if left[a.id] >= left[one.id]]
+            held = sum(len(a.request.prompt) + len(a.live) * (a.steps + size - 1) for a in there)
+            peaks.append(held + left[one.id] * sum(len(a.live) for a in there))
+        return max(peaks)
+
+    def _first(self, waiting: list[Account]) -> Account:
+        """Who is next: one that is swapped out, but where running requests yield to those before them in one line."""
+        away = [] if self.world.preemptive else [account for account in waiting if account.swapped]
+        return self.order.first(away or waiting)
+
+    def _may_enter(self, account: Account, free: set[int], running: list[Account], swapped: bool) -> bool:
         """What the admission policy must answer."""
+        fits = self._room(account, swapped, free, 0)
+        if self.world.admission == "reserve_output":
+            most = sum(self._most(a.request) for a in [*running, account])
+            return most <= self.world.num_blocks and fits
+        if self.world.admission == "estimated_peak":
+            return fits and (not running or self._peak([*running, account]) <= self.world.slots)
         if self.world.admission == "one_at_a_time":
-            return running == 0 and self._room(account, account.swapped, free, 0)
+            return not running and fits
         keep = int(self.world.watermark * self.world.num_blocks) if running else 0
-        return self._room(account, account.swapped, free, keep)
+        return self._room(account, swapped, free, keep)
 
     def _never_fits(self, request: Request) -> bool:
         w = self.world
@@ -464,7 +519,7 @@ class Machine:
     def _cut(self, request: Request) -> Request:
         """max_tokens as far as max_model_len goes."""
         new = min(request.max_tokens, self.world.max_model_len - len(request.prompt) + 1)
-        return Request(request.id, request.prompt, new, request.true_output_tokens, request.arrival_s, request.sampling)
+        return replace(request, max_tokens=new)
 
     # ---- watching single calls --------------------------------------------------------------------------------------
 
@@ -576,18 +631,32 @@ class Machine:
 
         def watched_choose(running: Sequence[Served]) -> Served:
             victim = choose(running)
-            last = self.world.victim == "last_arrived"
             blocks = {
                 s.id: len({block for key, table in self._tables().items() if _id(key) == s.id for block in table})
                 for s in running
             }
-            keys = {s.id: (0 if last else blocks[s.id], s.request.arrival_s, s.id) for s in running}
+            keys = {
+                s.id: (*self._first_to_yield(self._of(s.id), blocks[s.id]), *self._of(s.id).arrived) for s in running
+            }
             must("victim", keys[victim.id] == max(keys.values()), victim.id, "of", keys)
             return victim
 
         a.can_admit, a.admit, a.grow, a.release = watched_can_admit, watched_admit, watched_grow, watched_release
         a.fork, a.restore = watched_fork, watched_restore
         self.scheduler.victim.choose = watched_choose
+
+    def _first_to_yield(self, account: Account, blocks: int) -> tuple[Any, ...]:
+        """What the victim policy goes by; the highest yields."""
+        r = account.request
+        computed = sum(part.computed for part in account.feeding) - len(r.prompt) * (len(account.feeding) - 1)
+        return {
+            "last_arrived": (),
+            "most_blocks": (blocks,),
+            "lowest_priority": (r.priority,),
+            "fewest_computed": (-computed,),
+            "shortest_output": (-account.steps, len(r.prompt)),
+            "longest_remaining": (min(r.max_tokens, r.true_output_tokens or r.max_tokens) - account.steps,),
+        }[self.world.victim]
 
     def _check_taken(self, taken: list[int], free: list[int], at_admission: bool) -> None:
         must("I03", set(taken) <= set(free), taken, "handed out of", free)
@@ -611,6 +680,8 @@ class Machine:
             ask.true,
             self.executor.clock.now(),
             ask.sampling,
+            client=ask.client,
+            priority=ask.priority,
         )
         before = self._snapshot()
         seq = self.scheduler.submit(r)
@@ -622,7 +693,9 @@ class Machine:
             r = self._cut(r)
             must("refusal", seq.request.max_tokens == r.max_tokens, "max_tokens became", seq.request.max_tokens)
             answer = expected(ask.prompt, r.max_tokens, ask.true, r.sampling, self.world.eos)
-            self.accounts.append(Account(seq, r, *answer, [Part(index) for index in range(r.width)]))
+            account = Account(seq, r, *answer, [Part(index) for index in range(r.width)])
+            self.order.waits(account, self._in("waiting"))
+            self.accounts.append(account)
         must("I19", self._snapshot() == before, "a submission touched the pool")
         self.check()
 
@@ -641,6 +714,8 @@ class Machine:
             self._copies_due = [copy for copy in self._copies_due if copy[0] not in rows]
         else:
             must("I19", self._snapshot() == before, "aborting", account.seq, "touched the pool")
+            if account.state == "waiting":
+                self.order.leaves(account, [a for a in self._in("waiting") if a is not account], admitted=False)
         if account.state != "ended":
             account.finish = "abort"
         account.moved("ended")
@@ -734,19 +809,33 @@ class Machine:
 
     def _schedule(self) -> Plan:
         w, scheduler = self.world, self.scheduler
-        before = {"free": set(self.pool.free_ids()), "running": len(self._in("running"))}
+        free_before, running_before = set(self.pool.free_ids()), self._in("running")
         rows_before = len(self._running())
         waiting = self._in("waiting")
+        self.open = self.open or not running_before
+        now = self.executor.clock.now()
+        self.order.time(now, waiting)
+        ranks = {account.id: self.order.rank(account) for account in running_before}
+        held_before = self._held()
         prefilling = any(account.lag > 1 for account in self._in("running"))
         due, self._copies_due = self._copies_due, []
-        plan = scheduler.schedule()
-        must("I32", bool(plan.batch), "nothing can run:", len(waiting), "waiting,", before)
+        plan = scheduler.schedule(now)
+        must("I32", bool(plan.batch), "nothing can run:", len(waiting), "waiting,", free_before, "free")
+        must("order", plan.admission_estimate == (self.estimate if w.admission == "estimated_peak" else None), plan)
+        ran_out = [record for record in plan.preempted if record.reason == "pool exhausted"]
+        outranked = [record for record in plan.preempted if record.reason == "outranked"]
+        must("outranked", len(ran_out) + len(outranked) == len(plan.preempted), plan.preempted)
+        must("outranked", not (ran_out and outranked), plan.preempted)
 
         host_free, outs = self.world.host_blocks - self._on_host(), list(plan.swapped_out)
         for record in plan.preempted:
             victim = self._of(record.victim)
             must("victim", victim.state == "running", victim.seq, "did not run")
-            must("victim", self._of(record.beneficiary).state == "running", record, "helps nobody")
+            if w.preemptive and ran_out:
+                behind = [a.id for a in self._in("running") if ranks[a.id] > ranks[record.beneficiary]]
+                must("outranked", record.victim in (behind or [record.beneficiary]), record, "yields before", behind)
+            helped = "waiting" if outranked else "running"
+            must("victim", self._of(record.beneficiary).state == helped, record, "helps nobody")
             shared = len(victim.request.prompt)
             lost = sum(part.computed for part in victim.feeding) - shared * (len(victim.feeding) - 1)
             stored = self._stored(victim)
@@ -764,18 +853,20 @@ class Machine:
             moved = len(leaving) if swaps else 0
             must("kind", (record.blocks_moved, record.bytes_moved) == (moved, moved * BLOCK_BYTES), record)
             must("I33", record.tokens_lost == lost, record, ",", lost, "computed")
-            must("I01", record.blocks_freed == self._check_left(victim, victim.live), record)
+            must("I01", record.blocks_freed == self._check_left(victim, victim.live, bool(outranked)), record)
             rows = [part.row for part in victim.live]
             self._rows_left += rows
             due = [copy for copy in due if copy[0] not in rows]
             for part in victim.feeding:
                 part.high = max(part.high, part.computed)
             victim.lost += lost
+            self.order.waits(victim, self._in("waiting"))
             if swaps:
                 victim.swapped_out(stored)
                 self.swaps += 1
             else:
                 victim.moved("waiting")
+            victim.preempted += 1
             self.preemptions += 1
             for part in victim.live:
                 seq = victim.seq.branches[part.index] if victim.several else victim.seq
@@ -786,15 +877,22 @@ class Machine:
         must("rows", Counter(plan.released) == Counter(self._rows_left), plan.released, self._rows_left)
         self._rows_left = []
 
-        returned = self._check_returned(plan, waiting)
+        self._check_read(plan)
+        returned, moves, entered = {record.request_id: record for record in plan.returned}, list(plan.swapped_in), set()
         for new in plan.admitted:
-            if new.request.id in returned:
+            if new.request.id in entered & returned.keys():  # one for each of its sequences
                 continue
+            entered.add(new.request.id)
             must("queue", new.request.id in {account.id for account in waiting}, new, "was not waiting")
             account = self._of(new.request.id)
-            first = min(waiting, key=lambda each: each.place)
-            must("fcfs", account is first, account.place, "admitted,", first.place, "waiting")
+            first = self._first(waiting)
+            must("order", account is first, account.arrived, "admitted,", first.arrived, "waiting")
             waiting.remove(account)
+            rank = self.order.rank(account)
+            self.order.leaves(account, [a for a in self._in("waiting") if a is not account], admitted=True)
+            if account.id in returned:
+                moves = self._check_return(plan, account, returned[account.id], moves)
+                continue
             taken = {part.row for _, part in self._running()}
             account.state = "running"
             must("I17", new.token_ids.tolist() == account.tokens(account.live[0]), new)
@@ -810,6 +908,8 @@ class Machine:
                     must("I07", len(part.table) == blocks, part.table, "of", blocks)
             must("rows", new.row == account.live[0].row, new)
             must("I30", new.block_ids == account.live[0].table, new, account.live[0].table)
+        must("queue", entered >= returned.keys(), plan.returned, "are not told to the executor")
+        must("I28", not moves, moves, "moved for nobody")
 
         rows = {part.row: (account, part) for account, part in self._running()}
         told_to = {fork.row for fork in plan.forked}
@@ -842,31 +942,56 @@ class Machine:
             pending = account.to_compute(part)
             must("batch", 1 <= fed <= pending, fed, "of", pending, "tokens fed")
             must("batch", plan.samples(i) == (fed == pending), account.seq)
+        must("static", w.batching != "static" or self.open or not plan.admitted, plan.admitted, "join a closed batch")
+        for new in plan.admitted if w.batching != "chunked" else ():
+            account = self._of(new.request.id)
+            if account.id in returned and (account.forked or w.batching != "iteration"):
+                continue  # it decodes, or goes on with a prompt beside decodes
+            fed = sum(n for a, _, n in work if a is account)
+            must("whole", fed == account.lag or account.lag > w.tokens, account.seq, "is fed", fed, "of", account.lag)
         for account in self._in("running"):
             sampling = [part for a, part, fed in work if a is account and fed == a.to_compute(part)]
             must("group", sampling in ([], account.feeding), account.seq, "samples in part only")
-        must("yield", not (plan.preempted and plan.admitted), plan)
+        must("yield", not (ran_out and plan.admitted), plan)
+        if outranked:
+            # No cache is shared here, so whom others yield to gets in: as the last of the step.
+            must("outranked", bool(plan.admitted) and w.preemptive, plan)
+            head = self._of(plan.admitted[-1].request.id)
+            must("outranked", {record.beneficiary for record in outranked} == {head.id}, outranked)
+            last = sorted(running_before, key=lambda a: ranks[a.id])[::-1][: len(outranked)]
+            must("outranked", [record.victim for record in outranked] == [a.id for a in last], outranked, ranks)
+            must("outranked", all(ranks[a.id] > rank for a in last), outranked, ranks, rank)
+            spared = last[-1]  # with its blocks and rows, the head would not have got in
+            blocks = len(self.pool.free_ids()) + self._held()[head.id] - outranked[-1].blocks_freed
+            rows_free = w.max_num_seqs - len(self._running()) + len(head.live) - len(spared.live)
+            beside = [a for a in self._in("running") if a is not head] + [spared]
+            back = head.id in returned
+            enough = rows_free >= len(head.live) and self._may_enter(head, set(range(blocks)), beside, back)
+            must("outranked", not enough, spared.seq, "yielded for nothing to", head.seq)
         must("I34", plan.total_tokens == sum(plan.num_tokens) <= w.tokens, plan.num_tokens)
         must("I34", len(rows) <= w.max_num_seqs, rows)
         must("I34", w.admission != "one_at_a_time" or len(self._in("running")) <= 1, rows)
         must("I34", scheduler.num_running == sum(len(a.feeding) for a in self._in("running")), scheduler.num_running)
         free = set(self.pool.free_ids())
-        running = len(self._in("running"))
-        if plan.admitted and running > 1 and w.allocator == "paged":
+        running = self._in("running")
+        if plan.admitted and len(running) > 1 and w.allocator == "paged" and w.admission == "on_demand":
             must("watermark", len(free) >= int(w.watermark * w.num_blocks), free, "left of", w.num_blocks)
-        heads = sorted(waiting, key=lambda each: each.place)
-        to_come_back = bool(returned) or bool(heads and heads[0].swapped)
-        if w.batching == "prefill_first" and to_come_back:
-            left = w.tokens - plan.total_tokens if heads and heads[0].swapped and not prefilling else 0
-            looked_at = (left, self._in("waiting"), free, running, len(rows))
-            self._check_blocked(plan, *looked_at, preempted=bool(plan.preempted))
-        elif w.batching == "prefill_first" and not plan.admitted and not prefilling:
-            looked_at = (w.tokens, waiting, before["free"], before["running"], rows_before)
-            self._check_blocked(plan, *looked_at, preempted=False)
+        whole = w.batching == "prefill_first" or (w.batching == "static" and self.open)
+        head = self._first(waiting) if waiting else None
+        if whole and (returned or (head and head.swapped)):
+            decodes = not prefilling and entered <= returned.keys()  # else nobody can have come back
+            left = w.tokens - plan.total_tokens if head and head.swapped and decodes else 0
+            looked_at = (left, self._in("waiting"), free, running, len(rows), self._held())
+            self._check_blocked(plan, bool(ran_out), *looked_at, preempted=bool(plan.preempted))
+        elif whole and not plan.admitted and not prefilling:
+            looked_at = (w.tokens, waiting, free_before, running_before, rows_before, held_before)
+            self._check_blocked(plan, bool(ran_out), *looked_at, preempted=False)
         else:
             left = w.tokens - plan.total_tokens
-            looked_at = (left, self._in("waiting"), free, running, len(rows))
-            self._check_blocked(plan, *looked_at, preempted=bool(plan.preempted))
+            looked_at = (left, self._in("waiting"), free, running, len(rows), self._held())
+            self._check_blocked(plan, bool(ran_out), *looked_at, preempted=bool(plan.preempted))
+        self.open = self.open and (bool(plan.admitted) or any(account.lag > 1 for account in running))
+        self._expect_next_time(running, bool(ran_out))
         self._check_usage({id(part): fed for _, part, fed in work})
         return plan
 
@@ -874,62 +999,94 @@ class Machine:
         """Blocks that are there."""
         return sum(len({block for table in a.stored for block in table}) for a in self.accounts if a.swapped)
 
-    def _check_returned(self, plan: Plan, waiting: list[Account]) -> set[int]:
-        """Those that come back from the host, before all others; returns their ids. They are taken out of `waiting`."""
-        moves, ids = list(plan.swapped_in), set()
+    def _check_read(self, plan: Plan) -> None:
+        """What the step reads of the host is nobody's to write to, and it writes nothing twice."""
         free_on_host = set(self.allocator.host.pool.free_ids()) if self.allocator.host else set()
-        must("fence", not free_on_host & {host for host, _ in moves}, moves, "read, free on the host:", free_on_host)
-        for record in plan.returned:
-            account = self._of(record.request_id)
-            first = min(waiting, key=lambda each: each.place)
-            must("fcfs", account.swapped and account is first, account.place, "returned,", first.place, "waiting")
-            waiting.remove(account)
-            taken = {part.row for _, part in self._running()}
-            account.state, account.swapped = "running", False
-            told = {new.row: new for new in plan.admitted if new.request.id == account.id}
-            must("rows", len(told) == len(account.feeding), told)
-            for part in account.live:
-                part.row = account.seq.branches[part.index].row if account.several else account.seq.row
-                must("rows", part.row not in taken and 0 <= part.row < self.world.max_num_seqs, part.row, taken)
-                taken.add(part.row)
-                part.entered_with = 0
-            moved: dict[int, int] = {}
-            for part, old in zip(account.feeding, account.stored, strict=True):
-                part.entered_with = part.computed if account.forked else len(account.tokens(part))
-                new = told.get(part.row)
-                must("rows", new is not None, "row", part.row, "is told nothing")
-                part.table = list(new.block_ids)  # as it came back: it may grow in this step
-                must("I07", len(part.table) == ceil_div(part.entered_with, self.world.block_size), part.table)
-                for before, now in zip(old, part.table, strict=False):
-                    must("I28", moved.setdefault(before, now) == now, account.stored, "came back as", part.table)
-                must("I17", new.token_ids.tolist() == account.tokens(part), new)
-                must("I10", new.computed == part.computed, new, part)
-            must("I28", len(set(moved.values())) == len(moved), account.stored, "came back as", moved)
-            mine, moves = moves[: len(moved)], moves[len(moved) :]
-            must("I28", {block for _, block in mine} == set(moved.values()), mine, "moved,", moved, "expected")
-            said = (record.blocks_moved, record.bytes_moved, record.blocks_attached)
-            must("kind", said == (len(moved), len(moved) * BLOCK_BYTES, 0), record)
-            ids.add(account.id)
-        must("I28", not moves, moves, "moved for nobody")
+        read = {host for host, _ in plan.swapped_in}
+        must("fence", not free_on_host & read, read, "read, free on the host:", free_on_host)
         into = [block for _, block in plan.swapped_in]
         into += [copy.destination for copy in plan.copies]
         must("fence", len(set(into)) == len(into), plan.swapped_in, plan.copies)
-        return ids
+
+    def _check_return(self, plan: Plan, account: Account, record: Return, moves: list[Any]) -> list[Any]:
+        """One comes back from the host, by the first of `moves`. Returns the other ones."""
+        must("order", account.swapped, record, "was not swapped out")
+        taken = {part.row for _, part in self._running()}
+        account.state, account.swapped = "running", False
+        told = {new.row: new for new in plan.admitted if new.request.id == account.id}
+        must("rows", len(told) == len(account.feeding), told)
+        for part in account.live:
+            part.row = account.seq.branches[part.index].row if account.several else account.seq.row
+            must("rows", part.row not in taken and 0 <= part.row < self.world.max_num_seqs, part.row, taken)
+            taken.add(part.row)
+            part.entered_with = 0
+        moved: dict[int, int] = {}
+        for part, old in zip(account.feeding, account.stored, strict=True):
+            part.entered_with = part.computed if account.forked else len(account.tokens(part))
+            new = told.get(part.row)
+            must("rows", new is not None, "row", part.row, "is told nothing")
+            part.table = list(new.block_ids)  # as it came back: it may grow in this step
+            must("I07", len(part.table) == ceil_div(part.entered_with, self.world.block_size), part.table)
+            for before, now in zip(old, part.table, strict=False):
+                must("I28", moved.setdefault(before, now) == now, account.stored, "came back as", part.table)
+            must("I17", new.token_ids.tolist() == account.tokens(part), new)
+            must("I10", new.computed == part.computed, new, part)
+        must("I28", len(set(moved.values())) == len(moved), account.stored, "came back as", moved)
+        mine, moves = moves[: len(moved)], moves[len(moved) :]
+        must("I28", {block for _, block in mine} == set(moved.values()), mine, "moved,", moved, "expected")
+        said = (record.blocks_moved, record.bytes_moved, record.blocks_attached)
+        must("kind", said == (len(moved), len(moved) * BLOCK_BYTES, 0), record)
+        return moves
 
     def _work(self, plan: Plan) -> list[tuple[Account, Part, int]]:
         return [(*self._part(seq), fed) for seq, fed in zip(plan.batch, plan.num_tokens, strict=True)]
 
+    def _expect_next_time(self, running: list[Account], ran_out: bool) -> None:
+        """What estimated_peak guesses from the next step on."""
+        if ran_out and running:
+            made = sum(a.steps + GUESS["retract_steps"] for a in running) / sum(a.request.max_tokens for a in running)
+            self.estimate = max(self.estimate, min(made, 1.0))
+        else:
+            fall = (GUESS["initial"] - GUESS["minimum"]) / GUESS["decay_steps"]
+            self.estimate = max(self.estimate - fall, GUESS["minimum"])
+
+    def _held(self) -> dict[int, int]:
+        """Blocks of each request that runs, shared ones once."""
+        return {a.id: len({block for part in a.live for block in part.table}) for a in self._in("running")}
+
     def _check_blocked(
-        self, plan: Plan, left: int, waiting: list[Account], free: set[int], running: int, rows: int, preempted: bool
+        self,
+        plan: Plan,
+        ran_out: bool,
+        left: int,
+        waiting: list[Account],
+        free: set[int],
+        running: list[Account],
+        rows: int,
+        held: dict[int, int],
+        preempted: bool,
     ) -> None:
         """The next in line, when the step last looked at it: was it refused for memory, and rightly?"""
-        w, blocked = self.world, bool(plan.preempted)
+        w, blocked = self.world, ran_out
         if waiting:
-            head = min(waiting, key=lambda each: each.place)
-            whole = w.batching == "prefill_first" and left > 0 and not head.swapped
-            looked = left == w.tokens or head.lag <= left if whole else left > 0
+            head = self._first(waiting)
+            need = sum(head.to_compute(part) for part in head.feeding)
+            alone = left > 0 if head.swapped else left == w.tokens or need <= left
+            looked = {
+                "chunked": left > 0,
+                "prefill_first": alone,
+                "static": self.open and alone,
+                "iteration": left > 0 and (need <= left or need > w.tokens),
+            }[w.batching]
+            if w.preemptive and looked and not preempted:
+                behind = [a for a in running if self.order.rank(a) > self.order.rank(head)]
+                staying = [a for a in running if a not in behind]
+                room = rows - sum(len(a.live) for a in behind) + len(head.live) <= w.max_num_seqs
+                blocks = set(range(len(free) + sum(held[a.id] for a in behind)))
+                enough = room and self._may_enter(head, blocks, staying, head.swapped)
+                must("outranked", not enough, head.seq, "waits behind", [a.seq for a in behind])
             if rows + len(head.live) <= w.max_num_seqs:
-                refused = not self._may_enter(head, free, running)
+                refused = not self._may_enter(head, free, running, head.swapped)
                 must("I32", refused or preempted or not looked, head.seq, "fits into", free, "and was left waiting")
                 blocked = blocked or (refused and w.admission != "one_at_a_time")
         must("blocked", plan.memory_blocked == blocked, "memory_blocked", plan.memory_blocked, ", expected", blocked)
@@ -945,7 +1102,9 @@ class Machine:
         ended: list[Served] = []
         sampled: dict[int, list[Part]] = {}
         for (account, part, fed), token, finish in zip(work, outcome.tokens, outcome.finish, strict=True):
-            account.recomputed += max(0, min(part.high, part.computed + fed) - part.computed)
+            again = max(0, min(part.high, part.computed + fed) - part.computed)
+            account.recomputed += again
+            self.order.served(account, fed - again, int(token >= 0 and not account.several))
             if not account.several:
                 account.fed.update(range(part.computed, part.computed + fed))
             part.computed += fed
@@ -987,6 +1146,7 @@ class Machine:
             must("I17", outputs == before, outputs, "after a preemption, expected", before)
         else:
             self._count_tokens(account, now)
+            self.order.served(account, 0, len(live))
             if account.samples:
                 want = {i: account.samples[i][: len(output) + 1] for i, output in before.items()}
                 must("I12", outputs == want, outputs, "are the samples, expected", want)
@@ -1190,7 +1350,7 @@ class Machine:
         sharing = self.allocator.sharing()
         must("saved", (sharing.mapped, sharing.saved) == (mapped, mapped - len(tokens)), sharing, mapped, tokens)
 
-    def _check_left(self, account: Account, leaving: list[Part]) -> int:
+    def _check_left(self, account: Account, leaving: list[Part], outranked: bool = False) -> int:
         """They leave the pool: with all of their blocks, and saying how many promised slots they never filled.
 
         Returns how many blocks became free.
@@ -1202,7 +1362,8 @@ class Machine:
             blocks, tokens = self._returned.pop(key)
             total += blocks
             filling = tokens - part.computed
-            must("I25", 0 <= filling <= (account.lag if account.several else 1), key, "held", tokens, "tokens")
+            most = account.lag if account.several or outranked else 1
+            must("I25", 0 <= filling <= most, key, "held", tokens, "tokens")
             unused = self._promised(account, part) - part.computed
             seq = account.seq.branches[part.index] if account.several else account.seq
             must("I25", seq.slots_unused == unused, seq, "left", unused, "promised slots unused")

@@ -26,21 +26,34 @@ from pagedlab.core.plan import Plan
 from pagedlab.executor.fingerprint import FingerprintExecutor
 from pagedlab.executor.inputs import InputBuilder
 from pagedlab.preemption.base import Preemption
+from pagedlab.preemption.victim.fewest_computed import FewestComputed
 from pagedlab.preemption.victim.last_arrived import LastArrived
+from pagedlab.preemption.victim.longest_remaining import LongestRemaining
+from pagedlab.preemption.victim.lowest_priority import LowestPriority
 from pagedlab.preemption.victim.most_blocks import MostBlocks
+from pagedlab.preemption.victim.shortest_output import ShortestOutput
+from pagedlab.scheduler.admission.estimated_peak import EstimatedPeak
 from pagedlab.scheduler.admission.on_demand import OnDemand
 from pagedlab.scheduler.admission.one_at_a_time import OneAtATime
+from pagedlab.scheduler.admission.reserve_output import ReserveOutput as AdmitReserved
 from pagedlab.scheduler.batching.chunked import Chunked
+from pagedlab.scheduler.batching.iteration import Iteration
 from pagedlab.scheduler.batching.prefill_first import PrefillFirst
+from pagedlab.scheduler.batching.static import Static
 from pagedlab.scheduler.beam import BeamSearch
 from pagedlab.scheduler.group import Group, Samples
 from pagedlab.scheduler.order.base import Order
 from pagedlab.scheduler.order.fcfs import Fcfs
+from pagedlab.scheduler.order.mlfq import Mlfq
+from pagedlab.scheduler.order.priority import Priority
+from pagedlab.scheduler.order.sjf import Sjf
+from pagedlab.scheduler.order.srtf import Srtf
+from pagedlab.scheduler.order.vtc import VirtualTokenCounter
 from pagedlab.scheduler.scheduler import Scheduler
 from tests.engine.machine import Violation, expected, random_program
 from tests.lab import VOCAB, naive_answer, request, run
 
-PROGRAMS = 500
+PROGRAMS = 1300  # heirs and second preemptions are rare
 
 
 def rewrite(patch, owner, name, old, new):
@@ -100,13 +113,25 @@ def buddy_merges_the_wrong_neighbour(patch):
 
 
 def refused_admission_takes_a_block(patch):
-    def allows(self, seq, pool_is_empty):
-        fits = self.allocator.can_admit(seq, keep_free=0 if pool_is_empty else self.watermark_blocks)
+    def allows(self, seq, running, freed=0):
+        fits = self.allocator.can_admit(seq, (self.watermark_blocks if running else 0) - freed)
         if not fits and self.allocator.pool.num_free:
             self.allocator.pool.allocate(1)
         return fits
 
     patch.setattr(OnDemand, "allows", allows)
+
+
+def static_batch_stays_open(patch):
+    patch.setattr(Static, "_fits", PrefillFirst._fits)
+
+
+def static_batch_stays_closed(patch):
+    def fill(self, plan, scheduler):
+        PrefillFirst.fill(self, plan, scheduler)
+        self._open = self._open and bool(plan.admitted or scheduler.prefilling())
+
+    patch.setattr(Static, "fill", fill)
 
 
 def copy_after_the_write(patch):
@@ -255,15 +280,15 @@ MUTATIONS = {
     "finish_forgets_to_release": (Scheduler, "_leave", "self.allocator.release(part.key)", "pass"),
     "ended_sequence_keeps_its_row": (Scheduler, "_vacate", "self._rows += rows", "pass"),
     "row_is_reused_while_in_use": (Scheduler, "admit_next", "self._rows.pop()", "self._rows[-1]"),
-    "admission_ignores_the_watermark": (OnDemand, "allows", "0 if pool_is_empty else self.watermark_blocks", "0"),
-    "watermark_holds_in_an_empty_pool": (OnDemand, "allows", "0 if pool_is_empty else ", ""),
+    "admission_ignores_the_watermark": (OnDemand, "allows", "self.watermark_blocks if running else 0", "0"),
+    "watermark_holds_in_an_empty_pool": (OnDemand, "allows", " if running else 0", ""),
     "refused_admission_takes_a_block": refused_admission_takes_a_block,
-    "one_at_a_time_admits_two": (OneAtATime, "allows", "pool_is_empty and ", ""),
+    "one_at_a_time_admits_two": (OneAtATime, "allows", "not running and ", ""),
     "memory_blocked_is_forgotten": (
         Scheduler,
         "schedule",
-        "bool(plan.preempted) or self._blocked",
-        "bool(plan.preempted)",
+        "ran_out or self._blocked",
+        "ran_out",
     ),
     "admission_in_a_step_that_preempted": (Scheduler, "admit_next", "plan.preempted or", "False or"),
     "recomputed_counts_new_tokens": (Scheduler, "commit", "min(high, seq.computed + fed) - seq.computed", "fed"),
@@ -294,6 +319,33 @@ MUTATIONS = {
     "decodes_exceed_the_budget": (Scheduler, "decode_all", "plan.total_tokens + seq.num_feeding > most", "False"),
     "whole_prompts_exceed_the_budget": (PrefillFirst, "fill", "plan, new, budget", "plan, new, new.to_compute"),
     "prompts_begun_are_forgotten": (Chunked, "fill", "scheduler.prefilling()", "[]"),
+    # ---- the further policies
+    "least_urgent_first": (Priority, "key", "seq.request.priority", "-seq.request.priority"),
+    "longest_job_first": (Sjf, "key", "self.predictor", "-self.predictor"),
+    "remaining_is_the_whole": (Srtf, "key", "self.predictor.remaining(seq)", "self.predictor.length(seq.request)"),
+    "mlfq_counts_no_prompts": (Mlfq, "served", "fed + generated", "generated"),
+    "mlfq_never_demotes": (Mlfq, "served", "self._places[seq.id] =", "_ ="),
+    "mlfq_does_not_age": (Mlfq, "time", "if place.level and", "if False and"),
+    "mlfq_skips_no_level": (Mlfq, "_first_level", ">= prompt_tokens", ">= 0"),
+    "vtc_forgets_the_prompt": (VirtualTokenCounter, "pop", "if not seq.preemptions:", "if False:"),
+    "vtc_lifts_nobody": (VirtualTokenCounter, "_lift", "if least > own:", "if False:"),
+    "vtc_counts_no_output": (VirtualTokenCounter, "served", "* generated", "* 0"),
+    "the_first_behind_yields": (Scheduler, "_outrank", "behind.pop()", "behind.pop(0)"),
+    "more_yield_than_needed": (Scheduler, "_outrank", "if self._may_enter(seq, yielding):", "if not behind:"),
+    "one_before_it_yields": (Scheduler, "_may_yield_to", "if not self.preemptive:", "if True:"),
+    "it_yields_before_those_behind_it": (Scheduler, "_may_yield_to", "> rank]", ">= rank]"),
+    "admission_forgets_who_runs": (AdmitReserved, "allows", "(*running, seq)", "(seq,)"),
+    "peak_forgets_the_tails": (EstimatedPeak, "peak", "self.allocator.pool.block_size - 1", "0"),
+    "estimate_never_rises": (EstimatedPeak, "planned", "max(self.estimate, min(seen, 1.0))", "self.estimate"),
+    "estimate_never_falls": (EstimatedPeak, "planned", "self.estimate - fall", "self.estimate"),
+    "static_batch_stays_open": static_batch_stays_open,
+    "static_batch_stays_closed": static_batch_stays_closed,
+    "iteration_takes_a_part_of_a_prompt": (Iteration, "_fits", "whole <= budget or ", "True or "),
+    "most_urgent_is_the_victim": (LowestPriority, "choose", "(seq.request.priority", "(-seq.request.priority"),
+    "most_computed_is_the_victim": (FewestComputed, "choose", "-computed(seq)", "computed(seq)"),
+    "longest_output_is_the_victim": (ShortestOutput, "choose", "-seq.generated", "seq.generated"),
+    "shortest_prompt_is_the_victim": (ShortestOutput, "choose", "seq.request.prompt", "-seq.request.prompt"),
+    "shortest_remaining_is_the_victim": (LongestRemaining, "choose", "(oracle_output", "(-oracle_output"),
     # ---- the input builder
     "stale_block_table_row": (InputBuilder, "apply", "in plan.grown", "in ()"),
     "row_remembers_its_last_owner": (
@@ -420,7 +472,7 @@ MUTATIONS = {
     "branches_sample_while_others_lag": (Scheduler, "prefill", "part.to_compute - 1", "part.to_compute"),
     "preempted_group_stays_forked": (Scheduler, "_preempt", "victim.forked = False", "pass"),
     "only_one_branch_is_preempted": (Preemption, "recompute", "in seq.parts)", "in seq.parts[:1])"),
-    "group_gets_one_row": (Scheduler, "admit_next", "len(self._rows) < len(seq.parts)", "not self._rows"),
+    "group_gets_one_row": (Scheduler, "_may_enter", "rows < len(seq.parts)", "not rows"),
     "ended_branch_keeps_its_blocks": (Scheduler, "_advance", "if finished:", "if not trunk.parts:"),
     "decodes_in_part": (Scheduler, "decode_all", "seq.num_feeding", "1"),
     "first_tokens_are_taken_again": (Group, "advance", "self.started and not self.trunk.forked", "False"),

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedlab.allocator.base import ALLOCATORS
-from pagedlab.allocator.caching_pool import CachingPool
 from pagedlab.allocator.fresh_pool import FreshPool
-from pagedlab.allocator.host import Host
-from pagedlab.allocator.paged import PagedAllocator
 from pagedlab.allocator.pool import BlockPool
-from pagedlab.allocator.prefixes import Prefixes
-from pagedlab.core.request import Request, SamplingParams, Status
+from pagedlab.core.request import Status
 from pagedlab.engine import serve
-from pagedlab.eviction.base import EVICTIONS
-from pagedlab.eviction.leaf_first import LeafFirst
 from pagedlab.executor.simulated import SimulatedExecutor
 from pagedlab.preemption.base import PREEMPTIONS
-from pagedlab.preemption.victim.base import VICTIMS
-from pagedlab.prefix_cache.base import PREFIX_CACHES
-from pagedlab.prefix_cache.digest import Digest
 from pagedlab.recorder.metrics import summarize
 from pagedlab.recorder.recorder import Recorder
-from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
-from pagedlab.scheduler.order.base import ORDERS
+from pagedlab.scheduler.order.base import Order
 from pagedlab.scheduler.order.fcfs import Fcfs
-from pagedlab.scheduler.scheduler import Scheduler
+from tests.executor.policies import policies, requests_of
 from tests.hardware.devices import cost_model
-from tests.lab import ADAPTIVE, BLOCK_BYTES
+from tests.lab import make_scheduler
 
 BLOCK = 4
 
@@ -51,48 +39,22 @@ class Counted(SimulatedExecutor):
         return steps
 
 
-def served(
-    requests,
-    skip,
-    blocks,
-    allocator,
-    batching,
-    tokens,
-    order,
-    victim,
-    admission,
-    watermark,
-    overlap,
-    cache,
-    audit,
-    preemption,
-):
-    if cache is None:
-        fresh = (
-            skip
-            and allocator == "paged"
-            and preemption == "recompute"
-            and all(request.width == 1 for request in requests)
-        )
-        a = ALLOCATORS[allocator]((FreshPool if fresh else BlockPool)(blocks, BLOCK), 64)
-    else:
-        index, eviction = cache
-        pool = CachingPool(blocks, BLOCK, LeafFirst(EVICTIONS[eviction](blocks)))
-        a = PagedAllocator(pool, 64, Prefixes(PREFIX_CACHES[index](BLOCK, Digest()), pool))
-    if PREEMPTIONS[preemption].needs_host:
-        a.host = Host(blocks // 2, BLOCK, BLOCK_BYTES)
-    executor = Counted(cost_model(block_size=BLOCK), blocks, 50, overlap)
-    scheduler = Scheduler(
-        a,
-        ORDERS[order](0) if isinstance(order, str) else order(0),
-        ADMISSIONS[admission](a, watermark),
-        BATCHINGS[batching](tokens),
-        PREEMPTIONS[preemption](a, ADAPTIVE),
-        VICTIMS[victim](a),
-        8,
-        executor.foretold,
-        skip,
+def served(requests, skip, blocks, overlap, audit, **choices):
+    counted = choices["allocator"] == "paged" and choices["preemption"] == "recompute" and "prefix_cache" not in choices
+    fresh = skip and counted and all(request.width == 1 for request in requests)
+    executor = Counted(cost_model(block_size=BLOCK), blocks, 50, overlap, num_host_blocks=blocks // 2)
+    scheduler = make_scheduler(
+        blocks,
+        BLOCK,
+        max_num_seqs=8,
+        max_model_len=64,
+        foretold=executor.foretold,
+        skip=skip,
+        host_blocks=blocks // 2,
+        pool=FreshPool if fresh else BlockPool,
+        **choices,
     )
+    a = scheduler.allocator
     recorder = Recorder()
     serve(requests, scheduler, executor, recorder, audit_every=audit)
     kept = [
@@ -116,11 +78,7 @@ def served(
 
 
 def compared(rows, **choices):
-    arrival, requests = 0.0, []
-    for i, (prompt, most, true, gap, *outputs) in enumerate(rows):
-        arrival += gap
-        ids = np.arange(prompt, dtype=np.int32) + (prompt % 2 if choices["cache"] else 0)
-        requests.append(Request(i, ids, most, true, arrival, SamplingParams(seed=i, **dict(outputs))))
+    requests = requests_of(rows, "prefix_cache" in choices)
     return served(requests, False, **choices), served(requests, True, **choices)
 
 
@@ -135,27 +93,18 @@ REQUESTS = st.lists(
     min_size=1,
     max_size=14,
 )
-CACHES = [None] * 6 + [(index, name) for index in PREFIX_CACHES for name in ("lru", "arc", "priority_ttl", "sieve")]
 
 
 @given(
     rows=REQUESTS,
     blocks=st.sampled_from([16, 17, 20, 40, 200]),
-    allocator=st.sampled_from(list(ALLOCATORS)),
-    batching=st.sampled_from(list(BATCHINGS)),
-    tokens=st.sampled_from([3, 8, 32, 512]),
-    order=st.sampled_from(list(ORDERS)),
-    victim=st.sampled_from(list(VICTIMS)),
-    admission=st.sampled_from(list(ADMISSIONS)),
-    watermark=st.sampled_from([0.0, 0.2]),
+    chosen=policies(("lru", "arc", "priority_ttl", "sieve"), ("recompute", *PREEMPTIONS)),
     overlap=st.booleans(),
-    cache=st.sampled_from(CACHES),
     audit=st.sampled_from([0, 0, 1, 3]),
-    preemption=st.sampled_from(["recompute", *PREEMPTIONS]),
 )
 @settings(max_examples=200, deadline=None)
-def test_skipping_is_the_same_as_planning_every_step(rows, **choices):
-    (stepped, of_stepped, _, _), (skipped, of_skipped, executor, recorder) = compared(rows, **choices)
+def test_skipping_is_the_same_as_planning_every_step(rows, chosen, **choices):
+    (stepped, of_stepped, _, _), (skipped, of_skipped, executor, recorder) = compared(rows, **chosen, **choices)
     for a, b in zip(stepped, skipped, strict=True):
         assert a == b  # the times to the last bit
     assert of_stepped == of_skipped
@@ -169,7 +118,6 @@ CHOICES |= {
     "admission": "on_demand",
     "watermark": 0.0,
     "overlap": False,
-    "cache": None,
     "audit": 1,
 }
 CHOICES |= {"preemption": "recompute"}
@@ -177,9 +125,9 @@ BUSY = [(9 + 5 * i % 13, 40, 6 + 7 * i % 23, 0.012 * (i % 3)) for i in range(16)
 
 
 @pytest.mark.parametrize("batching", list(BATCHINGS))
-@pytest.mark.parametrize("cache", [None, ("hash_chain", "lru")])
+@pytest.mark.parametrize("cache", [{}, {"prefix_cache": "hash_chain"}])
 def test_most_steps_are_skipped_though_the_pool_is_short(batching, cache):
-    (stepped, *_), (skipped, summary, executor, _) = compared(BUSY, **CHOICES | {"batching": batching, "cache": cache})
+    (stepped, *_), (skipped, summary, executor, _) = compared(BUSY, **CHOICES | {"batching": batching} | cache)
     assert stepped == skipped
     assert summary["preemptions"] > 0
     assert executor.coasted > (0 if cache else executor.planned / 4)
@@ -190,23 +138,52 @@ def test_a_request_alone_is_a_few_stretches_however_long_its_output():
     assert (summary["steps"], executor.planned, executor.coasted) == (60, 1, 59)
 
 
-def test_a_policy_that_says_nothing_is_asked_at_every_step():
-    class Silent(Fcfs):
-        next_wakeup = ORDERS["fcfs"].__mro__[1].next_wakeup
-
-    (stepped, *_), (skipped, _, executor, _) = compared(BUSY, **CHOICES | {"order": Silent})
+def test_a_policy_that_says_nothing_is_asked_at_every_step(monkeypatch):
+    monkeypatch.setattr(Fcfs, "next_wakeup", Order.next_wakeup)
+    (stepped, *_), (skipped, _, executor, _) = compared(BUSY, **CHOICES)
     assert stepped == skipped
     assert executor.coasted == 0
 
 
-def test_a_policy_that_wakes_up_is_asked_then():
-    class Clocked(Fcfs):
-        def next_wakeup(self, now):
-            return (now // 0.02 + 1) * 0.02
-
-    (stepped, *_), (skipped, _, executor, _) = compared(BUSY, **CHOICES | {"order": Clocked})
+def test_a_policy_that_wakes_up_is_asked_then(monkeypatch):
+    monkeypatch.setattr(Fcfs, "next_wakeup", lambda self, now: (now // 0.02 + 1) * 0.02)
+    (stepped, *_), (skipped, _, executor, _) = compared(BUSY, **CHOICES)
     assert stepped == skipped
     assert executor.coasted > 0
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        {"order": "mlfq"},
+        {"order": "vtc"},
+        {"order": "priority", "preemptive": True},
+        {"order": "srtf", "preemptive": True},
+        {"admission": "estimated_peak"},
+        {"preemption": "adaptive"},
+    ],
+)
+def test_a_policy_that_looks_at_each_step_is_asked_at_every_one(looks):
+    (stepped, *_), (skipped, _, executor, _) = compared(BUSY, **CHOICES | looks)
+    assert stepped == skipped
+    assert executor.coasted == 0
+
+
+@pytest.mark.parametrize("looks", [{"order": "priority"}, {"order": "srtf"}, {"admission": "reserve_output"}])
+def test_others_let_steps_be_skipped(looks):
+    (stepped, *_), (skipped, _, executor, _) = compared(BUSY, **CHOICES | looks)
+    assert stepped == skipped
+    assert executor.coasted > executor.planned / 4
+
+
+def test_a_static_batch_closes_though_the_step_that_closes_it_could_be_skipped():
+    """One that arrives amid the decodes of another waits until that has ended."""
+    rows = [(4, 20, 20, 0.0), (4, 3, 3, 0.1)]
+    (stepped, *_), (skipped, _, executor, recorder) = compared(rows, **CHOICES | {"batching": "static"})
+    assert stepped == skipped
+    assert executor.coasted > 0
+    first, second = recorder.sequences
+    assert first.request.arrival_s < second.request.arrival_s < first.finish_s <= recorder.admitted_s[1]
 
 
 def test_requests_of_several_outputs_are_never_skipped():

@@ -13,28 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedlab.allocator.base import ALLOCATORS
-from pagedlab.allocator.caching_pool import CachingPool
-from pagedlab.allocator.paged import PagedAllocator
-from pagedlab.allocator.pool import BlockPool
-from pagedlab.allocator.prefixes import Prefixes
 from pagedlab.core.errors import EngineStalled, InvariantError
-from pagedlab.core.request import Request, SamplingParams, Status
+from pagedlab.core.request import Request, Status
 from pagedlab.engine import serve
-from pagedlab.eviction.base import EVICTIONS
-from pagedlab.eviction.leaf_first import LeafFirst
 from pagedlab.executor.simulated import SimulatedExecutor, _Followed
-from pagedlab.preemption.base import PREEMPTIONS
-from pagedlab.preemption.victim.base import VICTIMS
-from pagedlab.prefix_cache.base import PREFIX_CACHES
-from pagedlab.prefix_cache.digest import Digest
 from pagedlab.recorder.metrics import summarize
 from pagedlab.recorder.recorder import Recorder
-from pagedlab.scheduler.admission.base import ADMISSIONS
-from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.cohort import Cohort
-from pagedlab.scheduler.order.base import ORDERS
-from pagedlab.scheduler.scheduler import Scheduler
+from tests.executor.policies import policies, requests_of
 from tests.hardware.devices import cost_model
 from tests.lab import make_scheduler
 
@@ -59,38 +45,18 @@ class Watched(SimulatedExecutor):
         return super().execute(plan)
 
 
-def served(
-    requests,
-    together,
-    blocks,
-    allocator,
-    batching,
-    tokens,
-    order,
-    victim,
-    watermark,
-    audit_every,
-    stop_after,
-    cache=None,
-):
-    if cache is None:
-        a = ALLOCATORS[allocator](BlockPool(blocks, BLOCK), 64)
-    else:
-        index, eviction = cache
-        pool = CachingPool(blocks, BLOCK, LeafFirst(EVICTIONS[eviction](blocks)))
-        a = PagedAllocator(pool, 64, Prefixes(PREFIX_CACHES[index](BLOCK, Digest()), pool))
-    executor = Watched(cost_model(block_size=BLOCK), blocks, 50)
+def served(requests, together, blocks, audit_every, stop_after, **choices):
+    executor = Watched(cost_model(block_size=BLOCK), blocks, 50, num_host_blocks=blocks)
     executor.seen = []
-    scheduler = Scheduler(
-        a,
-        ORDERS[order](0),
-        ADMISSIONS["on_demand"](a, watermark),
-        BATCHINGS[batching](tokens),
-        PREEMPTIONS["recompute"](a),
-        VICTIMS[victim](a),
-        8,
-        executor.foretold if together else None,
+    scheduler = make_scheduler(
+        blocks,
+        BLOCK,
+        max_num_seqs=8,
+        max_model_len=64,
+        foretold=executor.foretold if together else None,
+        **choices,
     )
+    a = scheduler.allocator
     recorder = Recorder()
     stop = (lambda: len(recorder.steps) >= stop_after) if stop_after else (lambda: False)
     serve(requests, scheduler, executor, recorder, stop, audit_every)
@@ -114,12 +80,7 @@ def served(
 
 
 def compared(rows, **choices):
-    arrival, requests = 0.0, []
-    for i, (prompt, most, true, gap, *outputs) in enumerate(rows):
-        arrival += gap
-        ids = np.arange(prompt, dtype=np.int32) + (prompt % 2 if choices.get("cache") else 0)
-        sampling = SamplingParams(seed=i, **dict(outputs))
-        requests.append(Request(i, ids, most, true, arrival, sampling))
+    requests = requests_of(rows, choices.get("prefix_cache"))
     return served(requests, False, **choices), served(requests, True, **choices)
 
 
@@ -139,21 +100,13 @@ REQUESTS = st.lists(
 @given(
     rows=REQUESTS,
     blocks=st.sampled_from([13, 14, 16, 20, 40, 200]),
-    allocator=st.sampled_from(list(ALLOCATORS)),
-    batching=st.sampled_from(list(BATCHINGS)),
-    tokens=st.sampled_from([3, 8, 32, 512]),
-    order=st.sampled_from(list(ORDERS)),
-    victim=st.sampled_from(list(VICTIMS)),
-    cache=st.sampled_from(
-        [None, None, ("hash_chain", "lru"), ("hash_chain", "arc"), ("radix", "lru"), ("radix", "fifo")]
-    ),
-    watermark=st.sampled_from([0.0, 0.2]),
+    chosen=policies(),
     audit_every=st.sampled_from([0, 1, 3]),
     stop_after=st.sampled_from([0, 0, 7, 20]),
 )
 @settings(max_examples=150, deadline=None)
-def test_together_is_the_same_as_each_apart(rows, **choices):
-    (apart, summary_apart, _), (together, summary_together, recorder) = compared(rows, **choices)
+def test_together_is_the_same_as_each_apart(rows, chosen, **choices):
+    (apart, summary_apart, _), (together, summary_together, recorder) = compared(rows, **chosen, **choices)
     for a, b in zip(apart, together, strict=True):
         assert a == b
     # Gaps that are the same are counted, and so summed in another order.
@@ -239,7 +192,7 @@ def test_a_seeded_fault_is_caught(name, monkeypatch):
     for batching in ("chunked", "prefill_first"):
         try:
             (apart, _, _), (together, _, _) = compared(BUSY, **CHOICES | {"batching": batching, "tokens": 3})
-        except (InvariantError, EngineStalled, KeyError, ValueError):
+        except (InvariantError, EngineStalled, LookupError, ValueError):
             return
         different |= apart != together
     assert different

@@ -226,6 +226,8 @@ def smollm2() -> Served:
         min_output_tokens=NEW,
         max_total_tokens=None,
         pin_system=False,
+        clients=1,
+        priorities=[0],
         arrival=ArrivalSettings("at_once"),
     )
     greedy = SamplingSettings(temperature=0.0, top_p=1.0, top_k=0, ignore_eos=True)

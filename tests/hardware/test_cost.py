@@ -54,6 +54,37 @@ def test_a_product_takes_the_longer_of_reading_and_computing():
     assert tiny(gemm_fixed_us=1).gemm_s(0, 4, 8) == 0
 
 
+def test_with_a_norm_of_one_reading_and_computing_come_one_after_the_other():
+    constants = {"tflops_16bit": 0.001, "roofline_norm": 1.0}
+    assert ns(tiny(**constants).gemm_s(3, 4, 8)) == 192 + 136
+    assert ns(tiny(**constants | {"roofline_norm": 2.0}).gemm_s(3, 4, 8)) == (192**2 + 136**2) ** 0.5
+    # Decode: the fixed part of 2 sequences, and 2 x 2 heads x 2 x 2 bytes of each of 8 slots; 2 layers.
+    cost = tiny(roofline_norm=1.0, decode_fixed_us=1)
+    assert ns(cost.decode_attention_s(2, 8)) == 2 * (1000 + 128)
+    assert ns(tiny(decode_fixed_us=1).decode_attention_s(2, 8)) == 2 * 1000
+
+
+def test_products_that_are_separate_each_have_their_fixed_part():
+    gated = {"model_type": "llama", "num_key_value_heads": 1, "intermediate_size": 8}
+    together, apart = (tiny(changes=gated, gemm_fixed_us=1, separate_products=of) for of in (False, True))
+    assert together.products() == [(4, 8), (4, 4), (4, 16), (8, 4)]
+    assert apart.products() == [(4, 4), (4, 2), (4, 2), (4, 4), (4, 8), (4, 8), (8, 4)]
+    # 2 layers, 3 more products: 2 + 1 read the 4 numbers of the token once more each, 2 bytes.
+    assert ns(apart.dense_s(1) - together.dense_s(1)) == 2 * (3 * 1000 + 3 * 4 * 2)
+
+
+def test_every_chunk_has_its_fixed_part_and_what_a_mask_hides_may_cost():
+    cost = tiny(prefill_fixed_us=1, prefill_chunk_us=3)
+    plain = tiny()
+    for chunks in ([(4, 0)], [(4, 0), (3, 8)]):
+        extra = cost.prefill_attention_s(chunks) - plain.prefill_attention_s(chunks)
+        assert ns(extra) == 2 * 1000 * (1 + 3 * len(chunks))
+    # At 1 Gflop/s: 4 x 2 heads x 2 flop for each of 4 x (8 + 4) pairs instead of 4 x (8 + 2), in 2 layers.
+    slow = {"tflops_16bit": 0.001}
+    whole, half = (tiny(prefill_skipped_share=of, **slow).prefill_attention_s([(4, 8)]) for of in (0.0, 1.0))
+    assert ns(whole - half) == 2 * 16 * 4 * 2
+
+
 def test_a_decode_step_by_hand():
     cost = tiny()
     # One layer, 2 tokens: qkv 4 x 12, out 4 x 4, up 4 x 8, down 8 x 4.
@@ -263,7 +294,7 @@ def test_a_model_is_divided_evenly_or_not_at_all(model, devices, what):
 @pytest.mark.parametrize("name", DEVICES)
 def test_every_constant_says_where_it_is_from(name):
     data = read("hardware", name)
-    constants = {field.name for field in fields(HardwareSettings)} - {"name", "provenance"}
+    constants = {field.name for field in fields(HardwareSettings)} - {"name", "provenance", "calibration"}
     assert set(data["provenance"]) == constants
     for constant, source in data["provenance"].items():
         kind, _, words = source.partition(": ")

@@ -354,3 +354,77 @@ def test_adaptive_without_room_falls_back_only_where_it_would_have_swapped():
         while not (plan := step(scheduler, executor)).preempted:
             pass
         assert (plan.preempted[0].kind, plan.preempted[0].fallback) == ("recompute", fallback)
+
+
+# ---- beside the orders --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("order", "first_back"),
+    [("fcfs", 1), ("priority", 2), ("srtf", 2), ("vtc", 2)],
+)
+def test_those_swapped_out_come_back_in_the_order_of_the_policy(order, first_back):
+    """Three prompts of 2 blocks fill the pool: 2 yields at once, 1 when 0 and 1 have 3 blocks each; 0 runs to its
+    end. 2 is more urgent than 1, has less left to come, and is of the client that was served less."""
+    requests = [
+        request(8, 16, id=0, true=16, client="a", priority=0),
+        request(8, 16, id=1, true=16, client="a", priority=2),
+        request(8, 9, id=2, true=9, client="b", priority=1),
+    ]
+    recorder, _ = run(requests, 6, order=order, preemption="swap", tokens=24)
+    assert {record.victim for _, _, record in recorder.preemptions} == {1, 2}
+    assert recorder.returns[0][2].request_id == first_back
+    assert [seq.output for seq in recorder.sequences] == [naive_output(r) for r in requests]
+
+
+def test_who_was_swapped_out_for_others_waits_behind_them():
+    """One row. 0 yields to 1; 2 arrives, as urgent as 1: it goes before 0, which is back at the end."""
+    requests = [
+        request(6, 20, id=0, priority=5, arrival=0.0),
+        request(6, 4, id=1, priority=0, arrival=0.03),
+        request(6, 4, id=2, priority=0, arrival=0.05),
+    ]
+    recorder, _ = run(requests, 40, order="priority", preemptive=True, preemption="swap", max_num_seqs=1)
+    assert [(r.victim, r.beneficiary, r.reason, r.kind) for _, _, r in recorder.preemptions] == [
+        (0, 1, "outranked", "swap")
+    ]
+    ((back_s, _, back),) = recorder.returns
+    assert back.request_id == 0
+    assert back_s >= recorder.sequences[2].finish_s > recorder.admitted_s[2] >= recorder.sequences[1].finish_s
+    assert recorder.sequences[0].recomputed_tokens == 0
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+@pytest.mark.parametrize("batching", ["chunked", "iteration", "prefill_first"])
+def test_who_is_first_never_yields_while_others_are_behind_it(batching, preemption):
+    """The last to arrive, 1, is the most urgent. Recomputed for lack of a block, it would be let in again in place of
+    0, feed its three outputs, and lack the block again, for ever."""
+    requests = [
+        request(8, 6, id=0, priority=3, n=2, temperature=1.0),
+        request(9, 8, id=1, priority=0, arrival=0.02, n=3, temperature=1.0),
+    ]
+    choices = {"order": "priority", "preemptive": True, "batching": batching, "preemption": preemption}
+    recorder, _ = run(requests, 8, tokens=4, max_num_seqs=8, **choices)
+    assert {r.victim for _, _, r in recorder.preemptions} == {0}
+    for seq, asked in zip(recorder.sequences, requests, strict=True):
+        assert [o.token_ids for o in seq.outputs()] == [o.token_ids for o in naive_answer(asked)]
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_who_takes_a_place_in_the_step_has_the_tokens_of_who_yielded(preemption):
+    """4 tokens a step, of which the two outputs of 0 feed 2 in each; then 1 has all 4 for its prompt."""
+    requests = [request(8, 4, id=0, priority=3, n=2, temperature=1.0), request(4, 2, id=1, arrival=0.025)]
+    recorder, _ = run(requests, 4, tokens=4, max_num_seqs=8, order="priority", preemptive=True, preemption=preemption)
+    ((_, number, record),) = recorder.preemptions
+    assert (record.victim, record.beneficiary, record.reason) == (0, 1, "outranked")
+    assert [(s.batch, s.tokens) for s in recorder.steps[number - 1 : number + 1]] == [(2, 2), (1, 4)]
+
+
+def test_a_closed_static_batch_takes_nobody_back():
+    """Two of R(14, 18) on 8 blocks: the younger is swapped out, and comes back when the elder has ended."""
+    requests = [request(14, 18, id=0), request(14, 18, id=1)]
+    recorder, _ = run(requests, 12, batching="static", preemption="swap")
+    ((back_s, _, back),) = recorder.returns
+    assert back.request_id == 1
+    assert back_s >= recorder.sequences[0].finish_s
+    assert [seq.output for seq in recorder.sequences] == [naive_output(r) for r in requests]

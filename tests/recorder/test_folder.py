@@ -38,6 +38,8 @@ S, I64, I32 = pa.float64(), pa.int64(), pa.int32()
 REQUESTS = {
     "id": I64,
     "source": pa.string(),
+    "client": pa.string(),
+    "priority": I64,
     "status": pa.string(),
     "finish_reason": pa.string(),
     "refusal": pa.string(),
@@ -51,6 +53,9 @@ REQUESTS = {
     "tpot_s": S,
     "e2e_s": S,
     "normalized_latency_s_per_token": S,
+    "wait_s": S,
+    "max_itl_s": S,
+    "met_slo": pa.bool_(),
     "preemptions": I64,
     "recomputed_tokens": I64,
     "cached_tokens": I64,
@@ -84,6 +89,7 @@ TIMELINE = {
     "swap_out_s": S,
     "swap_in_s": S,
     "host_blocks": I32,
+    "admission_estimate": S,
     "preemptions": I64,
 }
 EVENTS = {
@@ -236,11 +242,13 @@ def test_a_row_of_each_kind_of_request():
     """N = 4, B = 4, a step a second: R(4, 2) at 0 is served, R(20, 5) is refused, R(4, 9) is stopped after 2 steps."""
     requests = [request(4, 2, id=0), request(20, 5, id=1), request(4, 9, id=2)]
     recorder, _ = served(requests, 4, stop_after=2, max_model_len=100)
-    first, second, third = requests_table(recorder.sequences).to_pylist()
+    first, second, third = requests_table(recorder).to_pylist()
     tokens = naive_output(requests[0])
     assert first == {
         "id": 0,
         "source": "",
+        "client": "",
+        "priority": 0,
         "status": "finished",
         "finish_reason": "length",
         "refusal": None,
@@ -254,6 +262,9 @@ def test_a_row_of_each_kind_of_request():
         "tpot_s": 1.0,
         "e2e_s": 2.0,
         "normalized_latency_s_per_token": 1.0,
+        "wait_s": 0.0,
+        "max_itl_s": 1.0,
+        "met_slo": None,
         "preemptions": 0,
         "recomputed_tokens": 0,
         "cached_tokens": 0,
@@ -306,7 +317,8 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
     rows = timeline_table(recorder).to_pylist()
     common = {"kv_reserved": 0, "kv_internal": 0, "kv_cached_idle": 0, "blocks_saved": 0, "blocks_copied": 0}
     common |= {"blocks_swapped_out": 0, "blocks_swapped_in": 0, "swap_out_s": 0.0, "swap_in_s": 0.0, "host_blocks": 0}
-    common |= {"copy_s": 0.0, "prefix_queried_tokens": 0, "prefix_hit_tokens": 0, "prefix_evicted_blocks": 0}
+    common |= {"copy_s": 0.0, "admission_estimate": None}
+    common |= dict.fromkeys(("prefix_queried_tokens", "prefix_hit_tokens", "prefix_evicted_blocks"), 0)
     assert rows[0] == common | {
         "step": 0,
         "start_s": 0.0,
@@ -318,11 +330,11 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
         "prefill_tokens": 28,
         "decode_tokens": 0,
         "kv_token_states": 28,
+        "blocks_mapped": 8,
         "kv_block_tail": 4,
         "kv_free": 0,
         "kv_external": 0,
         "memory_blocked": False,
-        "blocks_mapped": 8,
         "preemptions": 0,
     }
     assert rows[3] == common | {
@@ -336,11 +348,11 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
         "prefill_tokens": 0,
         "decode_tokens": 1,
         "kv_token_states": 17,
+        "blocks_mapped": 5,
         "kv_block_tail": 3,
         "kv_free": 0,
         "kv_external": 12,
         "memory_blocked": True,
-        "blocks_mapped": 5,
         "preemptions": 1,
     }
     assert (rows[18]["prefill_tokens"], rows[18]["decode_tokens"], rows[18]["preemptions"]) == (17, 0, 1)

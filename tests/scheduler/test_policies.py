@@ -4,7 +4,7 @@ import pytest
 
 from pagedlab.core.request import Status
 from pagedlab.scheduler.order.base import ORDERS
-from tests.lab import make_executor, make_scheduler, request, run
+from tests.lab import make_executor, make_scheduler, request, run, scheduler_settings
 
 
 def run_steps(scheduler, count):
@@ -87,7 +87,7 @@ def test_a_preempted_sequence_comes_back_before_all_that_arrived_later():
 
 def test_random_order_is_another_for_another_seed_and_the_same_for_the_same():
     def drawn(seed):
-        order = ORDERS["random"](seed)
+        order = ORDERS["random"](scheduler_settings(), None, seed)
         for i in range(20):
             order.push(make_scheduler(4).submit(request(2, 1, id=i)))
         return [order.pop().id for _ in range(20)]
@@ -133,3 +133,47 @@ def test_a_victim_that_had_its_place_in_the_step_gives_it_back():
     assert steps[1] == [(1, 1)]
     assert first.status is Status.PREEMPTED
     assert second.status is Status.RUNNING
+
+
+# ---- static and iteration ------------------------------------------------------------------------------------------
+
+
+def test_static_lets_nobody_in_before_the_whole_batch_has_ended():
+    scheduler = make_scheduler(64, batching="static", tokens=8, max_num_seqs=2)
+    submitted(scheduler, request(3, 2, id=0), request(4, 4, id=1), request(2, 2, id=2))
+    assert run_steps(scheduler, 6) == [
+        [(0, 3), (1, 4)],
+        [(0, 1), (1, 1)],
+        [(1, 1)],  # there is a row for the third now
+        [(1, 1)],
+        [(2, 2)],
+        [(2, 1)],
+    ]
+
+
+def test_static_fills_its_batch_over_several_steps_of_prompts():
+    scheduler = make_scheduler(64, batching="static", tokens=8)
+    submitted(scheduler, *(request(5, 2, id=i) for i in range(3)))
+    steps = run_steps(scheduler, 4)
+    assert steps == [[(0, 5)], [(1, 5)], [(2, 5)], [(0, 1), (1, 1), (2, 1)]]
+
+
+def test_iteration_runs_whole_prompts_beside_decodes():
+    scheduler = make_scheduler(64, batching="iteration", tokens=8)
+    submitted(scheduler, request(5, 9, id=0), request(3, 9, id=1), request(7, 3, id=2), request(1, 9, id=3))
+    assert run_steps(scheduler, 3) == [
+        [(0, 5), (1, 3)],
+        [(0, 1), (1, 1)],  # 6 are left, too few for a whole prompt of 7, and nobody overtakes it
+        [(0, 1), (1, 1)],
+    ]
+
+
+def test_iteration_feeds_a_prompt_longer_than_any_step_beside_the_decodes():
+    scheduler = make_scheduler(64, batching="iteration", tokens=8)
+    submitted(scheduler, request(2, 9, id=0), request(13, 9, id=1), request(2, 9, id=2))
+    assert run_steps(scheduler, 4) == [
+        [(0, 2), (1, 6)],
+        [(0, 1), (1, 7)],
+        [(0, 1), (1, 1), (2, 2)],
+        [(0, 1), (1, 1), (2, 1)],
+    ]

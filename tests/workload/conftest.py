@@ -45,6 +45,8 @@ NO_LIMITS = ShareGPTSettings(
     min_output_tokens=None,
     max_total_tokens=None,
     pin_system=False,
+    clients=1,
+    priorities=[0],
     arrival=ArrivalSettings("at_once"),
 )
 TEN_OF_TEN = SyntheticSettings(
@@ -58,6 +60,8 @@ TEN_OF_TEN = SyntheticSettings(
     pin_shared_prefix=False,
     cache_priorities=[35],
     tenants=1,
+    clients=1,
+    priorities=[0],
     arrival=ArrivalSettings("at_once"),
 )
 

@@ -13,6 +13,9 @@ from pagedlab.core.request import Sequence
 class Victim(ABC):
     """Chooses one of the running requests, the one that needs the blocks included. All of its sequences yield."""
 
+    needs_true_length = False
+    """Whether it must know how long outputs will be (an oracle)."""
+
     def __init__(self, allocator: Allocator):
         self.allocator = allocator
 
@@ -21,5 +24,7 @@ class Victim(ABC):
 
 
 VICTIMS: Registry[type[Victim]] = Registry(
-    "preemption.victim", "pagedlab.preemption.victim", ("last_arrived", "most_blocks")
+    "preemption.victim",
+    "pagedlab.preemption.victim",
+    ("last_arrived", "lowest_priority", "fewest_computed", "shortest_output", "longest_remaining", "most_blocks"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from math import inf
 
 from pagedlab.core.request import Sequence
@@ -13,9 +14,10 @@ class OneAtATime(Admission):
     """Admits only into an empty pool."""
 
     refuses_for_memory = False
+    overcommits = False
 
-    def allows(self, seq: Sequence, pool_is_empty: bool) -> bool:
-        return pool_is_empty and self.allocator.can_admit(seq)
+    def allows(self, seq: Sequence, running: Seq[Sequence], freed: int = 0) -> bool:
+        return not running and self.allocator.can_admit(seq, -freed)
 
     def next_wakeup(self, now: float) -> float:
         return inf

@@ -21,6 +21,10 @@ class Batching(ABC):
     @abstractmethod
     def fill(self, plan: Plan, scheduler: Scheduler) -> None: ...
 
+    def left(self, plan: Plan) -> int:
+        """Tokens that the step may still feed. Asked anew each time: who yields to somebody takes its own back."""
+        return self.max_tokens - plan.total_tokens
+
     def next_wakeup(self, now: float) -> float:
         """Until when (seconds) it decides the same over and over, if nobody arrives, is admitted or ends, and free
         blocks only become fewer: steps may be skipped until then. `now`, the default, is never."""
@@ -28,5 +32,5 @@ class Batching(ABC):
 
 
 BATCHINGS: Registry[type[Batching]] = Registry(
-    "scheduler.batching", "pagedlab.scheduler.batching", ("prefill_first", "chunked")
+    "scheduler.batching", "pagedlab.scheduler.batching", ("prefill_first", "chunked", "static", "iteration")
 )

@@ -18,13 +18,12 @@ class Chunked(Batching):
 
     def fill(self, plan: Plan, scheduler: Scheduler) -> None:
         scheduler.decode_all(plan, self.max_tokens)
-        budget = self.max_tokens - plan.total_tokens
         for seq in scheduler.prefilling():
-            if budget == 0:
+            if self.left(plan) == 0:
                 break
-            budget -= scheduler.prefill(plan, seq, budget)
-        while budget > 0 and (new := scheduler.admit_next(plan)) is not None:
-            budget -= scheduler.prefill(plan, new, budget)
+            scheduler.prefill(plan, seq, self.left(plan))
+        while self.left(plan) > 0 and (new := scheduler.admit_next(plan)) is not None:
+            scheduler.prefill(plan, new, self.left(plan))
 
     def next_wakeup(self, now: float) -> float:
         return inf

@@ -21,22 +21,24 @@ class PrefillFirst(Batching):
     """
 
     def fill(self, plan: Plan, scheduler: Scheduler) -> None:
-        budget = self.max_tokens
         for seq in scheduler.prefilling():
-            if budget == 0:
+            if self.left(plan) == 0:
                 break
-            budget -= scheduler.prefill(plan, seq, budget)
-        while (new := scheduler.admit_next(plan, partial(self._fits, scheduler, budget))) is not None:
-            budget -= scheduler.prefill(plan, new, budget)
+            scheduler.prefill(plan, seq, self.left(plan))
+        while (new := scheduler.admit_next(plan, partial(self._fits, scheduler, self.left(plan)))) is not None:
+            scheduler.prefill(plan, new, self.left(plan))
         if plan.batch:
             return
         scheduler.decode_all(plan, self.max_tokens)
-        budget = self.max_tokens - plan.total_tokens
-        while budget > 0 and (back := scheduler.admit_next(plan, lambda seq: seq.swapped)) is not None:
-            budget -= scheduler.prefill(plan, back, budget)
+        while self.left(plan) > 0 and (back := scheduler.admit_next(plan, self._may_return)) is not None:
+            scheduler.prefill(plan, back, self.left(plan))
 
     def next_wakeup(self, now: float) -> float:
         return inf
+
+    def _may_return(self, seq: Sequence) -> bool:
+        """In a step of decodes."""
+        return seq.swapped
 
     def _fits(self, scheduler: Scheduler, budget: int, seq: Sequence) -> bool:
         if seq.swapped:

@@ -1,4 +1,4 @@
-"""First come, first served."""
+"""First come, first served (vLLM's default)."""
 
 from __future__ import annotations
 

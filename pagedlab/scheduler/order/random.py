@@ -14,6 +14,8 @@ from pagedlab.scheduler.order.base import ORDERS, Order
 class Random(Order):
     """By a number drawn once for each request from (seed, id). An unlucky request can wait as long as load lasts."""
 
+    starves = True
+
     def key(self, seq: Sequence) -> float:
         return float(np.random.default_rng((self.seed, seq.id)).random())
 

@@ -15,7 +15,8 @@ GARBAGE = (2**31 - 1, -1, -(2**31))
 class Problem:
     """Decodes (context lengths), then prefills (context, queries), in shuffled blocks.
 
-    NaN in every slot that no sequence owns; beyond a sequence's blocks its table row holds `garbage`.
+    NaN in every slot that no sequence owns; beyond a sequence's blocks its table row holds `garbage`, and goes on for
+    at least `beyond` entries.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Problem:
         block_size=8,
         window=None,
         garbage=GARBAGE,
+        beyond=2,
         seed=0,
     ):
         self.dtype, self.group, self.window = dtype, group, window
@@ -48,7 +50,7 @@ class Problem:
         shape = (len(ids), block_size, kv_heads, head_dim)
         self.k_cache = torch.full(shape, float("nan"), dtype=dtype)
         self.v_cache = torch.full(shape, float("nan"), dtype=dtype)
-        tables = torch.empty(len(lengths), max(held) + 2, dtype=torch.int32)
+        tables = torch.empty(len(lengths), max(held) + beyond, dtype=torch.int32)
         for s, (context, _) in enumerate(lengths):
             own = torch.tensor([ids.pop() for _ in range(held[s])])
             tables[s] = torch.tensor([garbage[(s + c) % len(garbage)] for c in range(tables.shape[1])])
