@@ -23,7 +23,7 @@ def main() -> int:
 def paper(interrupts: Interrupts) -> int:
     from pagedlab.launch import launch
 
-    return launch(lambda job: paper_job(job, interrupts), "paper").exit_code
+    return launch(lambda job: paper_job(job, interrupts), interrupts, "paper").exit_code
 
 
 def paper_job(job: Job, interrupts: Interrupts) -> None:
