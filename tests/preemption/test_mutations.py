@@ -22,7 +22,7 @@ from tests.engine.machine import random_program as program_of_the_machine
 from tests.engine.test_mutations import rewrite
 from tests.lab import naive_answer, request, run
 
-PROGRAMS = 400
+PROGRAMS = 600
 
 
 def moved_in_another_order(*order):
