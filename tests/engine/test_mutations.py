@@ -317,7 +317,12 @@ MUTATIONS = {
     "prompt_longer_than_the_budget_waits_for_ever": (PrefillFirst, "_fits", " or budget == self.max_tokens", ""),
     "chunk_exceeds_the_budget": (Chunked, "fill", "plan, new, self.left(plan)", "plan, new, new.to_compute"),
     "decodes_exceed_the_budget": (Scheduler, "decode_all", "plan.total_tokens + seq.num_feeding > most", "False"),
-    "whole_prompts_exceed_the_budget": (PrefillFirst, "fill", "plan, new, self.left(plan)", "plan, new, new.to_compute"),
+    "whole_prompts_exceed_the_budget": (
+        PrefillFirst,
+        "fill",
+        "plan, new, self.left(plan)",
+        "plan, new, new.to_compute",
+    ),
     "prompts_begun_are_forgotten": (Chunked, "fill", "scheduler.prefilling()", "[]"),
     # ---- the further policies
     "least_urgent_first": (Priority, "key", "seq.request.priority", "-seq.request.priority"),
