@@ -88,7 +88,10 @@ def test_a_failing_job_leaves_the_others_of_its_sweep_alone(tmp_path):
         (["workload.arival.rate=2"], "workload.arival: no such setting, did you mean arrival?"),
         (["block_size=abc"], "block_size: Value 'abc' of type 'str' could not be converted to Integer"),
         (["block_size=0"], "block_size=0: expected at least 1 and at most 256"),
-        (["allocator=nope"], "Available options in 'allocator': oracle paged power_of_two reserve_max reserve_output"),
+        (
+            ["allocator=nope"],
+            "Available options in 'allocator': oracle oracle_buddy paged power_of_two reserve_max reserve_output",
+        ),
         (["scheduler.order=lifo"], "scheduler.order=lifo: no such option, expected one of fcfs, priority"),
         (["kv_num_blocks=4", "kv_bytes=1GiB"], "kv_num_blocks=4 and kv_bytes=1GiB: expected at most one of"),
         (["allocator=oracle", "sampling.ignore_eos=false"], "expected sampling.ignore_eos=true"),
@@ -113,7 +116,7 @@ def test_help_teaches_and_loads_neither_torch_nor_transformers(tmp_path):
     done = call("--help", env={"PYTHONPROFILEIMPORTTIME": "1"})
     assert done.returncode == 0
     for words in (
-        "allocator: oracle, paged",
+        "allocator: oracle, oracle_buddy, paged",
         "max_num_batched_tokens",
         "hydra.run.dir=DIR",
         "-m +experiment=",
