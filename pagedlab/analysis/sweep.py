@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pagedlab.launch import Job
-from pagedlab.recorder.folder import write_atomic, write_json
+from pagedlab.launch import Job, Launch
+from pagedlab.recorder.files import write_atomic, write_json
 from pagedlab.recorder.metrics import SCHEMA_VERSION
 from pagedlab.recorder.redact import redact
+from pagedlab.sweep.axes import axes_of
 
 # What a ratio is taken against: the job with this value where the axis is swept, else the first finished job.
 _BASELINES = {"allocator": "reserve_max"}
@@ -47,7 +48,8 @@ def finish_sweep(jobs: Seq[Job]) -> Path:
     folder = jobs[0].sweep_folder
     if folder is None:
         raise ValueError("the jobs are not of a sweep")
-    axes = _axes(jobs)
+    jobs = list({job.folder: job for job in jobs}.values())  # words may say one job twice
+    axes = axes_of([job.swept for job in jobs])
     rows = [_row(job, axes) for job in jobs]
     baseline = _baseline(rows, axes)
     for row in rows:
@@ -71,10 +73,14 @@ def finish_sweep(jobs: Seq[Job]) -> Path:
     return folder
 
 
-def _axes(jobs: Seq[Job]) -> list[str]:
-    """The overrides that differ between the jobs; all of them when none does."""
-    keys = list(dict.fromkeys(key for job in jobs for key in job.swept))
-    return [key for key in keys if len({job.swept.get(key) for job in jobs}) > 1] or keys
+def own_time(launched: Launch) -> str:
+    """How long a sweep took, and how much of that its jobs did not."""
+    times = [job.seconds for job in launched.jobs if job.seconds is not None]
+    said = f"{len(launched.jobs)} jobs, {len(launched.jobs) - len(times)} of them finished before, "
+    said += f"in {launched.seconds:.1f} s; the jobs took {sum(times):.1f} s"
+    if times and (rest := launched.seconds - sum(times)) > 0:  # with several at once theirs may be more than ours
+        said += f", the rest is {rest / len(times):.3f} s a job"
+    return said
 
 
 def _row(job: Job, axes: list[str]) -> dict[str, Any]:
