@@ -27,9 +27,8 @@ def plan(interrupts: Interrupts) -> int:
     def only_asked(job: Job) -> None:  # --help, --cfg: there is no sweep to plan
         raise AssertionError("a plan runs no job")
 
-    if not {"-m", "--multirun"} & set(sys.argv):
-        sys.argv.append("--multirun")
-    sys.argv.append("hydra/sweeper=plan")
+    words = [word for word in sys.argv[1:] if word not in ("-m", "--multirun")]
+    sys.argv[1:] = ["--multirun", "hydra/sweeper=plan", *words]
     done = launch(only_asked, interrupts)
     if not plans:
         return done.exit_code

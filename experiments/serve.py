@@ -58,6 +58,7 @@ def run_job(job: Job, interrupts: Interrupts) -> tuple[Callable[[], object], lis
     from pagedlab.analysis.display import Display
     from pagedlab.config import load_settings
     from pagedlab.launch import say
+    from pagedlab.repeat import repeat
     from pagedlab.run import run
     from pagedlab.sweep.timing import check_alone, check_timing
     from pagedlab.tracker.base import publish
@@ -72,7 +73,11 @@ def run_job(job: Job, interrupts: Interrupts) -> tuple[Callable[[], object], lis
         say("job " + " ".join(f"{key}={value}" for key, value in job.swept.items()))
     # Interpolations stay unresolved: they may name secrets.
     config = cast(dict[str, Any], OmegaConf.to_container(job.config))
-    summary = run(settings, config, job.folder, interrupts, show)
+    if settings.seeds is None:
+        summary = run(settings, config, job.folder, interrupts, show)
+    else:
+        same = job.sweep_folder is not None and settings.resume
+        summary = repeat(settings, config, job.folder, interrupts, show, same)
     show.result(summary)
     sweep = job.sweep_folder.name if job.sweep_folder else None
     if settings.tracker.name != "none":

@@ -44,12 +44,13 @@ EXIT_USAGE = 2
 
 @dataclass(slots=True)
 class Job:
-    """One composed config and where it runs. swept: the overrides that tell it from the others of a sweep.
+    """One composed config and where it runs. swept: the overrides that tell it from the others of a sweep. config:
+    empty where the job ran elsewhere.
 
     answer: what a search is told of it. seconds: that it took; None where it was finished before, or nobody could say.
     """
 
-    config: DictConfig | None
+    config: DictConfig
     folder: Path
     swept: dict[str, str]
     sweep_folder: Path | None
@@ -154,7 +155,7 @@ class JobTask:
 
 def finished_before(job: Job) -> bool:
     """Whether the sweep folder holds the job finished, and it is not to be run anew; then what it answers is known."""
-    if job.sweep_folder is None or job.config is None or not job.config.get("resume", False):
+    if job.sweep_folder is None or not job.config.get("resume", False):
         return False
     if not holds_completed_run(job.folder):
         return False
@@ -195,7 +196,15 @@ def _collect(folder: Path, done: Launch) -> None:
         record = read_record(path.parent)
         if record is not None:
             interrupted = record.status == INTERRUPTED
-            job = Job(None, path.parent, record.swept, folder, record.error, interrupted, seconds=record.seconds)
+            job = Job(
+                OmegaConf.create({}),
+                path.parent,
+                record.swept,
+                folder,
+                record.error,
+                interrupted,
+                seconds=record.seconds,
+            )
             done.jobs.append(job)
             lost = EXIT_FAULT if record.status == RUNNING else 0
             done.exit_code = worse(done.exit_code, record.exit_code or lost)

@@ -27,6 +27,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from pagedlab.core.errors import ConfigError
 from pagedlab.interrupts import Interrupted
 from pagedlab.launch import EXIT_FAULT, Job, JobTask, answer_of, finished_before, say, swept_of, worse
+from pagedlab.recorder.redact import redact_argv
+from pagedlab.sweep.axes import axes_of
 from pagedlab.sweep.folder import alone
 from pagedlab.sweep.record import FAILED, INTERRUPTED, RUNNING, Record, read_record, write_record
 
@@ -54,7 +56,8 @@ def launch_jobs(
         composed = _compose(context, config, job_overrides, first)
         if jobs == 1 and timeout_s is None:
             return _one_by_one(context, task, composed, bool(config.get("fail_fast", False)))
-        return Pool(context, task, jobs, timeout_s, bool(config.get("fail_fast", False))).run(composed)
+        axes = axes_of([swept_of(overrides) for overrides in job_overrides])
+        return Pool(context, task, jobs, timeout_s, bool(config.get("fail_fast", False)), axes).run(composed)
 
 
 def _compose(
@@ -92,10 +95,20 @@ class _Running:
 
 
 class Pool:
-    """At most `jobs` processes, each of one job and gone with it. One takes `timeout_s` seconds at most."""
+    """At most `jobs` processes, each of one job and gone with it. One takes `timeout_s` seconds at most. axes: the
+    overrides that a job is told apart by when it is spoken of."""
 
-    def __init__(self, context: HydraContext, task: JobTask, jobs: int, timeout_s: float | None, fail_fast: bool):
-        self.context, self.task, self.jobs, self.timeout_s, self.fail_fast = context, task, jobs, timeout_s, fail_fast
+    def __init__(
+        self,
+        context: HydraContext,
+        task: JobTask,
+        jobs: int,
+        timeout_s: float | None,
+        fail_fast: bool,
+        axes: list[str],
+    ):
+        self.context, self.task, self.jobs, self.timeout_s = context, task, jobs, timeout_s
+        self.fail_fast, self.axes = fail_fast, axes
         self.running: dict[int, _Running] = {}
         self._failed = False
 
@@ -186,9 +199,9 @@ class Pool:
         job.error, job.interrupted = record.error, record.status in (INTERRUPTED, RUNNING)
         self._failed |= job.error is not None
         self.task.launched.exit_code = worse(self.task.launched.exit_code, record.exit_code)
-        if job.error is None and not job.interrupted and job.config is not None:
+        if job.error is None and not job.interrupted:
             job.answer = answer_of(job.folder, job.config.get("objectives") or [])
-        words = " ".join(f"{key}={value}" for key, value in job.swept.items())
+        words = " ".join(redact_argv([f"{axis}={job.swept.get(axis)}" for axis in self.axes]))
         ended = f"failed: {job.error}" if job.error else record.status
         say(f"job {words}: {ended}, {job.seconds:.1f} s, {job.folder.name}")
 
@@ -227,5 +240,3 @@ def _die_with(parent: int) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it was gone before that
         os._exit(EXIT_FAULT)
-
-

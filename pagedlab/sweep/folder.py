@@ -23,7 +23,8 @@ begun: list[Path] = []
 def begin(folder: Path) -> None:
     """While a sweep runs, nothing in its folder says that it is done."""
     begun[:] = [folder]
-    for stale in (folder / "summary.json", folder / "summary.csv", *folder.glob(f"{TEMPORARY}*")):
+    named = [folder / name for name in ("summary.json", "summary.csv", "seeds.csv")]
+    for stale in (*named, *folder.glob(f"{TEMPORARY}*")):
         stale.unlink(missing_ok=True)
 
 

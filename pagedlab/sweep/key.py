@@ -23,7 +23,16 @@ from pagedlab.hardware.calibration.file import folder as calibration_folder
 from pagedlab.plugins import ENTRY_POINTS
 
 # Settings that change no result.
-_NO_PART = ("tracker", "progress", "resume", "fail_fast", "jobs", "job_timeout_s", "allow_parallel_timing", "objectives")
+_NO_PART = (
+    "tracker",
+    "progress",
+    "resume",
+    "fail_fast",
+    "jobs",
+    "job_timeout_s",
+    "allow_parallel_timing",
+    "objectives",
+)
 # Rooms that only read results, or that no run goes through.
 _ROOMS_APART = frozenset({"analysis", "tracker", "sweep", "paper", "replay", "device_check", "microprofile", "_hydra"})
 _FILES_APART = frozenset({"cli.py", "launch.py", "plugins.py", "interrupts.py"})
@@ -39,14 +48,19 @@ def job_key(config: DictConfig) -> str:
 
 
 def _deciding(config: DictConfig) -> dict[str, Any]:
+    # One by one: the node `hydra` asks for the key itself.
+    names = [str(name) for name in config if name not in (*_NO_PART, "hydra")]
+    values = {name: _resolved(config._get_node(name)) for name in names}
+    return {"values": values, "files": _files(values)}
+
+
+def _resolved(node: Any) -> Any:
+    """A node of the config as plain Python: a container, or a value that may be an interpolation."""
     try:
-        values = OmegaConf.to_container(config, resolve=True)
+        node = node._maybe_dereference_node(throw_on_resolution_failure=True)
+        return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node._value()
     except OmegaConfBaseException:  # the job will refuse it and say why
-        values = OmegaConf.to_container(config)
-    if not isinstance(values, dict):
-        raise TypeError(f"config of type {type(values).__name__}, expected a mapping")
-    deciding = {str(key): value for key, value in values.items() if key not in (*_NO_PART, "hydra")}
-    return {"values": deciding, "files": _files(deciding)}
+        return OmegaConf.to_container(node) if OmegaConf.is_config(node) else str(node._value())
 
 
 def _files(values: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _RECORD, _ERROR = "job.json", "error.txt"
 
 @dataclass(slots=True)
 class Record:
-    """swept: the overrides of the job. seconds: that it took, None where nobody could say. exit_code: as of `launch`."""
+    """swept: the overrides of the job. seconds: that it took, None where nobody can say. exit_code: as of `launch`."""
 
     swept: dict[str, str]
     status: str = RUNNING

@@ -14,7 +14,7 @@ from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
 
 
-class PoolLauncher(Launcher):
+class PoolLauncher(Launcher):  # type: ignore[misc]
     """hydra/launcher=pool, which `pagedlab serve` has where no other is named."""
 
     def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
@@ -26,7 +26,7 @@ class PoolLauncher(Launcher):
         return launch_jobs(self._context, self._task, self._config, job_overrides, initial_job_idx)
 
 
-class PlanSweeper(BasicSweeper):
+class PlanSweeper(BasicSweeper):  # type: ignore[misc]
     """hydra/sweeper=plan, for `pagedlab plan`: expands a sweep as the basic sweeper does, and launches nothing."""
 
     def sweep(self, arguments: list[str]) -> Any:
@@ -35,7 +35,7 @@ class PlanSweeper(BasicSweeper):
         plan_jobs(self.hydra_context.config_loader, self.config, self._parse_config() + arguments)
 
 
-class SweepBegun(Callback):
+class SweepBegun(Callback):  # type: ignore[misc]
     """Tells the launch where its sweep lies, which under other launchers it would not hear of."""
 
     def on_multirun_start(self, config: Any, **kwargs: Any) -> None:
