@@ -7,6 +7,7 @@ from importlib import import_module
 
 COMMANDS = {
     "serve": "serve a workload with a real model or a fake one, measure KV memory and latency; -m sweeps",
+    "plan": "what `serve -m` with the same words would do: jobs, which are refused, which are done, how long",
     "replay": "replay a trace through eviction policies alone: hit ratio by policy and capacity, with bounds",
     "paper": "the figures of the PagedAttention paper, in simulation, beside the published values",
     "bench_eviction": "what a reference costs in a flat cache, by eviction policy and capacity",

@@ -134,6 +134,7 @@ def _check_values(s: Settings) -> None:
     _within("seed", s.seed, 0, 2**63 - 1)
     _within("model.seed", s.model.seed, 0, 2**63 - 1)
     _within("audit_every", s.audit_every, 0, None)
+    _check_repeating(s)
     _within("scheduler.max_num_seqs", s.scheduler.max_num_seqs, 1, 65536)
     _within("scheduler.max_num_batched_tokens", s.scheduler.max_num_batched_tokens, 1, None)
     _within("scheduler.watermark", s.scheduler.watermark, 0, 1)
@@ -380,6 +381,17 @@ def _check_outputs(s: Settings) -> None:
     for limit in ("max_num_seqs", "max_num_batched_tokens"):
         if width > getattr(s.scheduler, limit):
             raise ConfigError(f"{said}={width}: expected at most scheduler.{limit}={getattr(s.scheduler, limit)}")
+
+
+def _check_repeating(s: Settings) -> None:
+    """Of seeds, and of the jobs of a sweep."""
+    for seed in s.seeds or []:
+        _within("seeds", seed, 0, 2**63 - 1)
+    if s.seeds is not None and (not s.seeds or len(set(s.seeds)) < len(s.seeds)):
+        raise ConfigError(f"seeds={s.seeds}: expected one seed or more, each of them once")
+    _within("jobs", s.jobs, 1, 4096)
+    if s.job_timeout_s is not None and not 0 < s.job_timeout_s < math.inf:
+        raise ConfigError(f"job_timeout_s={s.job_timeout_s}: expected more than 0, and finite")
 
 
 def check_texts(settings: Any, prefix: str) -> None:

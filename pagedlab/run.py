@@ -39,6 +39,7 @@ from pagedlab.prefix_cache.digest import Digest
 from pagedlab.recorder.environment import environment
 from pagedlab.recorder.folder import holds_completed_run, write_run_folder
 from pagedlab.recorder.metrics import Slo, summarize
+from pagedlab.recorder.protocol import protocol
 from pagedlab.recorder.recorder import Recorder
 from pagedlab.recorder.redact import redact
 from pagedlab.scheduler.admission.base import ADMISSIONS
@@ -359,4 +360,5 @@ def labels(settings: Settings, lab: Lab | None) -> dict[str, Any]:
         "seed": settings.seed,
         "max_model_len": lab.max_model_len if lab else None,
         "kv_bytes_per_token": lab.kv_bytes_per_token if lab else None,
+        **protocol(lab.requests if lab else []),
     }

@@ -489,7 +489,12 @@ class Settings:
     The KV budget is at most one of kv_num_blocks, kv_bytes (a number, or text like 512MiB) and kv_fraction (of
     the memory free once the model is loaded); none is 1 GiB, and in a simulation all that is left of the device.
     max_model_len: the most tokens of one sequence in the cache (the last generated one is never fed); null is the
-    model's own limit. audit_every: check every invariant each so many steps; 0 only at the end.
+    model's own limit. audit_every: check every invariant each so many steps; 0 only at the end. seeds: run once for
+    each of them, from a cold cache each time, instead of once for `seed`.
+
+    Of a sweep: resume skips what its folder holds finished; fail_fast stops at the first failure; jobs of them run at
+    once, none for longer than job_timeout_s; allow_parallel_timing lets them measure by the wall clock all the same.
+    objectives: numbers of the summary (`ttft_s.p99`) that a search is told.
     """
 
     seed: int
@@ -514,6 +519,13 @@ class Settings:
     workload: Any
     tracker: Any
     system: SystemSettings
+    seeds: Optional[list[int]] = None
+    resume: bool = True
+    fail_fast: bool = False
+    jobs: int = 1
+    job_timeout_s: Optional[float] = None
+    allow_parallel_timing: bool = False
+    objectives: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -85,9 +85,51 @@ class Display:
 
     def result(self, summary: dict[str, Any]) -> None:
         """The tables of a finished run and what they mean."""
+        self._out.print(header(summary), highlight=False, soft_wrap=True)
         self._out.print(memory_table(summary))
         self._out.print(latency_table(summary))
+        if "per_seed" in summary:
+            self._out.print(seeds_table(summary))
         self._out.print(verdict(summary), highlight=False, soft_wrap=True)
+
+
+def header(s: dict[str, Any]) -> str:
+    """How the numbers came about: from what state, with which seeds, and how alike the prompts were."""
+    seeds = s.get("seeds") or [s["seed"]]
+    said = f"seed {seeds[0]}" if len(seeds) == 1 else f"means over seeds {', '.join(map(str, seeds))}"
+    said += f"; {s['cache_at_start']} cache at the start, {s['warm_up_requests'] or 'no'} warm-up requests"
+    overlap = s["prompt_overlap_fraction"]
+    alike = "too many tokens to compare prompts" if overlap is None else f"{100 * overlap:.1f} % of the prompt tokens"
+    return f"{said}; {alike}" + ("" if overlap is None else " repeat the beginning of an earlier prompt")
+
+
+_PER_SEED = {
+    "kv_waste_fraction": "waste",
+    "mean_batch_size": "mean batch",
+    "output_tokens_per_s": "output tokens/s",
+    "ttft_s": "TTFT, mean",
+    "e2e_s": "end to end, mean",
+    "preemptions": "preemptions",
+}
+
+
+def seeds_table(s: dict[str, Any]) -> Table:
+    """One row a repetition, then their mean and standard deviation."""
+    table = Table(title="repetitions", title_justify="left")
+    table.add_column("seed")
+    for title in _PER_SEED.values():
+        table.add_column(title, justify="right")
+    for row in s["per_seed"]:
+        table.add_row(str(row["seed"]), *(_number(row[key]) for key in _PER_SEED))
+    table.add_section()
+    table.add_row("mean", *(_number(s[key]) for key in _PER_SEED))
+    table.add_row("standard deviation", *(_number(s[f"{key}_std"]) for key in _PER_SEED))
+    return table
+
+
+def _number(value: Any) -> str:
+    value = value["mean"] if isinstance(value, dict) else value
+    return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
 def memory_table(s: dict[str, Any]) -> Table:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import sys
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -14,10 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pagedlab.launch import Job
-from pagedlab.recorder.folder import write_atomic, write_json
+from pagedlab.launch import Job, Launch
+from pagedlab.recorder.files import write_atomic, write_json
 from pagedlab.recorder.metrics import SCHEMA_VERSION
 from pagedlab.recorder.redact import redact
+from pagedlab.sweep.axes import axes_of
+from pagedlab.sweep.record import read_object
 
 # What a ratio is taken against: the job with this value where the axis is swept, else the first finished job.
 _BASELINES = {"allocator": "reserve_max"}
@@ -47,13 +48,15 @@ def finish_sweep(jobs: Seq[Job]) -> Path:
     folder = jobs[0].sweep_folder
     if folder is None:
         raise ValueError("the jobs are not of a sweep")
-    axes = _axes(jobs)
+    jobs = list({job.folder: job for job in jobs}.values())  # words may say one job twice
+    axes = axes_of([job.swept for job in jobs])
     rows = [_row(job, axes) for job in jobs]
     baseline = _baseline(rows, axes)
     for row in rows:
         row["ratio"] = None
         if baseline and row["output_tokens_per_s"] is not None:
             row["ratio"] = row["output_tokens_per_s"] / baseline["output_tokens_per_s"]
+    per_seed = [row for job in jobs if not job.error for row in _rows_per_seed(job, axes)]
     failed = sum(row["status"] != "completed" for row in rows)
     write_json(
         folder / "summary.json",
@@ -64,25 +67,41 @@ def finish_sweep(jobs: Seq[Job]) -> Path:
             "completed": len(rows) - failed,
             "baseline": {axis: baseline[axis] for axis in axes} if baseline else None,
             "rows": rows,
+            "rows_per_seed": per_seed,
         },
     )
     write_atomic(folder / "summary.csv", lambda path: path.write_text(_csv(rows), encoding="utf-8"))
+    if per_seed:
+        write_atomic(folder / "seeds.csv", lambda path: path.write_text(_csv(per_seed), encoding="utf-8"))
     Console(width=None if sys.stdout.isatty() else 140).print(_table(rows, axes, baseline))
     return folder
 
 
-def _axes(jobs: Seq[Job]) -> list[str]:
-    """The overrides that differ between the jobs; all of them when none does."""
-    keys = list(dict.fromkeys(key for job in jobs for key in job.swept))
-    return [key for key in keys if len({job.swept.get(key) for job in jobs}) > 1] or keys
+def own_time(launched: Launch) -> str:
+    """How long a sweep took, and how much of that its jobs did not."""
+    times = [job.seconds for job in launched.jobs if job.seconds is not None]
+    at_once = any(job.launcher != "pool" or job.config.get("jobs", 1) > 1 for job in launched.jobs)
+    said = f"{len(launched.jobs)} jobs, {len(launched.jobs) - len(times)} of them finished before, "
+    said += f"in {launched.seconds:.1f} s; the jobs took {sum(times):.1f} s"
+    if times and not at_once:
+        said += f", the rest is {(launched.seconds - sum(times)) / len(times):.3f} s a job"
+    return said
 
 
 def _row(job: Job, axes: list[str]) -> dict[str, Any]:
-    summary: dict[str, Any] = {}
-    if (job.folder / "summary.json").is_file():
-        summary = json.loads((job.folder / "summary.json").read_text(encoding="utf-8"))
+    summary = read_object(job.folder / "summary.json")
     status = "failed" if job.error else summary.get("status", "interrupted" if job.interrupted else "lost")
-    scalars = {key: value for key, value in summary.items() if not isinstance(value, dict)}
+    return _flat(job, axes, summary, status)
+
+
+def _rows_per_seed(job: Job, axes: list[str]) -> list[dict[str, Any]]:
+    """Of a job that was repeated: a row like the job's for each seed."""
+    summary = read_object(job.folder / "summary.json")
+    return [_flat(job, axes, of_seed, of_seed["status"]) for of_seed in summary.get("per_seed", [])]
+
+
+def _flat(job: Job, axes: list[str], summary: dict[str, Any], status: str) -> dict[str, Any]:
+    scalars = {key: value for key, value in summary.items() if not isinstance(value, dict) and key != "per_seed"}
     spreads = {
         f"{key}_{name}": number
         for key, value in summary.items()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pagedlab.recorder.files import TEMPORARY, holds_completed_run, write_atomic, write_json
 from pagedlab.recorder.metrics import NO_SLO, SPLIT, Slo, delays_of, longest_gaps, ratio, split_over_time
 from pagedlab.recorder.recorder import Recorder
 
-_TEMPORARY = ".tmp-"
+__all__ = ["holds_completed_run", "write_atomic", "write_json", "write_run_folder", "write_table"]
+
 _AT_A_TIME = 10_000  # requests: of a row group
 _MOST_IN_A_LIST = 2**30  # Arrow counts what a part of a list column holds in 32 bits
 
@@ -32,7 +30,7 @@ def write_run_folder(
     """Write one run. A run that is already there is replaced: its summary goes first, so that at no moment a summary
     stands beside another run's tables."""
     folder.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.glob(f"{_TEMPORARY}*"):  # of a process that was killed while it wrote
+    for leftover in folder.glob(f"{TEMPORARY}*"):  # of a process that was killed while it wrote
         leftover.unlink()
     (folder / "summary.json").unlink(missing_ok=True)
     write_atomic(folder / "config.yaml", lambda path: path.write_text(config_yaml, encoding="utf-8"))
@@ -41,35 +39,6 @@ def write_run_folder(
     write_table(folder / "timeline.parquet", timeline_table(recorder))
     write_table(folder / "events.parquet", events_table(recorder))
     write_json(folder / "summary.json", summary)
-
-
-def holds_completed_run(folder: Path) -> bool:
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(summary, dict) and summary.get("status") == "completed"
-
-
-def write_atomic(target: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` fill a temporary file beside the target, sync it, then put it in the target's place."""
-    handle, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=target.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def write_json(target: Path, content: dict[str, Any]) -> None:
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    write_atomic(target, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def write_table(target: Path, table: pa.Table) -> None:

@@ -5,14 +5,15 @@ import io
 import pytest
 from rich.console import Console
 
-from pagedlab.analysis.display import Display, latency_table, memory_table, verdict
+from pagedlab.analysis.display import Display, header, latency_table, memory_table, verdict
+from pagedlab.recorder.protocol import protocol
 from tests.lab import request
 from tests.recorder.served import served
 
 
 def summary_of(requests, num_blocks, **choices):
     _, summary = served(requests, num_blocks, **choices)
-    return summary | {"allocator": choices.get("allocator", "paged")}
+    return summary | {"allocator": choices.get("allocator", "paged"), "seed": 0, **protocol(requests)}
 
 
 def roomy():
@@ -153,6 +154,20 @@ def test_the_latency_table_shows_a_dash_where_there_is_no_number():
     assert [cell.strip() for cell in cells["TTFT, time to first token"]] == ["1.0000"] * 4
     assert [cell.strip() for cell in cells["TPOT, time per output token"]] == ["-"] * 4
     assert [cell.strip() for cell in cells["ITL, between tokens"]] == ["-"] * 4
+
+
+# ---- the header ---------------------------------------------------------------------------------------------------
+
+
+def test_the_header_says_how_the_numbers_came_about():
+    summary = roomy()
+    assert header(summary | {"prompt_overlap_fraction": 0.25}) == (
+        "seed 0; cold cache at the start, no warm-up requests; 25.0 % of the prompt tokens repeat the beginning of an "
+        "earlier prompt"
+    )
+    assert header(summary | {"seed": None, "seeds": [3, 5], "prompt_overlap_fraction": None}) == (
+        "means over seeds 3, 5; cold cache at the start, no warm-up requests; too many tokens to compare prompts"
+    )
 
 
 # ---- where it goes ------------------------------------------------------------------------------------------------

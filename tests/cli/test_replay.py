@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pagedlab.core.errors import PagedlabError
 from pagedlab.eviction.base import EVICTIONS
-from pagedlab.launch import _one_line
+from pagedlab.launch import one_line
 from pagedlab.replay.config import choices, load_replay_settings
 from pagedlab.replay.trace import load_trace
 from pagedlab.settings import ReplaySettings
@@ -182,7 +182,7 @@ def test_a_bad_value_is_one_line_that_names_it(words, line):
         except PagedlabError as error:
             said = str(error)
         except (HydraException, OmegaConfBaseException) as error:
-            said = _one_line(error, ReplaySettings)
+            said = one_line(error, ReplaySettings)
     assert line in said
     assert "\n" not in said
 

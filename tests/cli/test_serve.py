@@ -67,8 +67,8 @@ def test_a_multirun_makes_a_folder_a_job_and_one_table(tmp_path):
     ]
     assert {row["status"] for row in rows} == {"completed"}
     assert rows[2]["ratio"] == 1.0
-    for number, row in enumerate(rows):
-        assert summary(tmp_path / "sweep" / str(number))["output_tokens_per_s"] == row["output_tokens_per_s"]
+    for row in rows:
+        assert summary(tmp_path / "sweep" / row["folder"])["output_tokens_per_s"] == row["output_tokens_per_s"]
     assert done.stdout.splitlines()[-1] == f"sweep folder: {tmp_path / 'sweep'}"
 
 

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pagedlab.config import load_settings
 from pagedlab.core.errors import PagedlabError
 from pagedlab.interrupts import Interrupts
-from pagedlab.launch import _one_line
+from pagedlab.launch import one_line
 from pagedlab.run import build
 
 # No model, no torch, seconds of virtual time.
@@ -47,7 +47,7 @@ def said_of(make_config):
     except PagedlabError as error:
         return str(error)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        return _one_line(error)
+        return one_line(error)
     return None
 
 
