@@ -489,7 +489,8 @@ class Settings:
     The KV budget is at most one of kv_num_blocks, kv_bytes (a number, or text like 512MiB) and kv_fraction (of
     the memory free once the model is loaded); none is 1 GiB, and in a simulation all that is left of the device.
     max_model_len: the most tokens of one sequence in the cache (the last generated one is never fed); null is the
-    model's own limit. audit_every: check every invariant each so many steps; 0 only at the end.
+    model's own limit. audit_every: check every invariant each so many steps; 0 only at the end. record_blocks: sample
+    who holds which block, for the map of the pool in `pagedlab report`; steps are then taken one by one.
     """
 
     seed: int
@@ -499,6 +500,7 @@ class Settings:
     kv_fraction: Optional[float]
     max_model_len: Optional[int]
     audit_every: int
+    record_blocks: bool
     progress: bool
     model: ModelSettings
     hardware: HardwareSettings
