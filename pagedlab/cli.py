@@ -11,6 +11,7 @@ COMMANDS = {
     "compare": "two runs or sweeps, pair by pair: differences, intervals, what is more than chance",
     "ablate": "what an axis of a sweep does: effects, interactions, the best settings, tables and plots",
     "report": "a run or a sweep on one HTML page that opens offline",
+    "trace": "a run as a trace for Perfetto: steps, copies, preemptions, requests by phase",
     "replay": "replay a trace through eviction policies alone: hit ratio by policy and capacity, with bounds",
     "paper": "the figures of the PagedAttention paper, in simulation, beside the published values",
     "bench_eviction": "what a reference costs in a flat cache, by eviction policy and capacity",

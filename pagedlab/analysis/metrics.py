@@ -19,6 +19,8 @@ class Metric:
         """A value for people; `-` for none."""
         if value is None:
             return "-"
+        if isinstance(value, int):
+            return str(value)
         return f"{100 * value:.1f} %" if self.form == "percent" else f"{value:{self.form}}"
 
     def change(self, value: float) -> str:

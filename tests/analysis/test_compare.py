@@ -40,8 +40,8 @@ def test_a_difference_far_above_its_spread_is_shown_and_its_direction_judged(tmp
     assert rate.estimate.mean == pytest.approx(10.0)
     assert rate.estimate.low < 10 < rate.estimate.high
     assert (rate.verdict, waste.verdict, wait.verdict) == ("B better", "B better", "no difference shown")
-    assert "B differs from A in 2 of 5 metrics" in verdict(list(found.values()))
-    assert as_table(list(found.values())).num_rows == 5
+    assert "B differs from A in 2 of 6 metrics" in verdict(list(found.values()))
+    assert as_table(list(found.values())).num_rows == 6
 
 
 def test_noise_alone_is_no_difference(tmp_path):
@@ -127,5 +127,5 @@ def test_the_command_says_what_changed_and_how_surely(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "changed: allocator reserve_max -> paged; paired by seed and the requests" in done.stdout
-    assert "B differs from A in 1 of 5 metrics, at 5 % over all of them: waste better." in done.stdout
+    assert "B differs from A in 1 of 6 metrics, at 5 % over all of them: waste better." in done.stdout
     assert "kv\\_waste\\_fraction" in (tmp_path / "out.md").read_text()

@@ -94,7 +94,7 @@ def happenings(steps: pa.Table, events: pa.Table) -> Figure:
         "swapped in again": [e for e in rows if e["kind"] == "return"],
     }
     figure, axes = _wide(2.8)
-    for i, (label, found) in enumerate(kinds.items()):
+    for i, found in enumerate(kinds.values()):
         times = [event["time_s"] for event in found]
         axes.plot(times, [i] * len(times), "|" if len(times) > 40 else "xo^"[i], color="black", markersize=9)
     axes.set_yticks(range(len(kinds)), [f"{label}: {len(found)}" for label, found in kinds.items()])

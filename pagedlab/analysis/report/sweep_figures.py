@@ -40,19 +40,16 @@ def memory_bars(runs: Seq[Run], axes_named: Seq[str]) -> Figure:
 def throughput_latency(runs: Seq[Run], axes_named: Seq[str]) -> Figure:
     """Right and down is better. A line joins the values of the last axis, where it has several."""
     *lines, along = axes_named or [""]
-    names = [("ttft_s_mean", "TTFT"), ("normalized_latency_s_per_token_mean", "normalized latency")]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9, 3.6), layout="constrained")
-        for place, (column, _) in enumerate(names):
+        for place, column in enumerate(("ttft_s_mean", "normalized_latency_s_per_token_mean")):
             axes = figure.add_subplot(1, 2, place + 1)
             groups: dict[str, list[tuple[float, float]]] = {}
             wanted = ["output_tokens_per_s", column]
             usable = [run for run in runs if all(run.summary.get(name) is not None for name in wanted)]
-            for run in usable:
-                groups.setdefault(_named(run, lines), [])
+            line_of = {_named(run, axes_named): _named(run, lines) for run in usable}
             for key, (rate, wait) in _averaged(usable, axes_named, wanted).items():
-                group = next((name for name in groups if not name or key.startswith(name)), key)
-                groups[group].append((rate, wait))
+                groups.setdefault(line_of[key], []).append((rate, wait))
             for i, (label, points) in enumerate(groups.items()):
                 x, y = zip(*sorted(points), strict=True)
                 look = {"marker": MARKERS[i % len(MARKERS)], "linestyle": LINES[i % len(LINES)]}
@@ -86,8 +83,7 @@ def _heat_map(runs: Seq[Run], down: str, across: str, metrics: Seq[Metric]) -> F
                         and run.summary.get(metric.column) is not None
                     ]
                     grid[row, column] = np.mean(values) if values else np.nan
-            axes.imshow(grid, aspect="auto", cmap="Greys" if metric.better == "higher" else "Greys_r", alpha=0.85)
-            _write_values(axes, grid, metric)
+            _draw_values(axes, grid, metric)
             axes.set_xticks(range(len(levels[1])), levels[1], rotation=30)
             axes.set_yticks(range(len(levels[0])), levels[0])
             axes.set(title=metric.label, xlabel=across, ylabel=down if place == 0 else "")
@@ -95,15 +91,17 @@ def _heat_map(runs: Seq[Run], down: str, across: str, metrics: Seq[Metric]) -> F
     return figure
 
 
-def _write_values(axes: Any, grid: np.ndarray, metric: Metric) -> None:
+def _draw_values(axes: Any, grid: np.ndarray, metric: Metric) -> None:
     known = grid[~np.isnan(grid)]
     low, span = (known.min(), np.ptp(known)) if len(known) else (0.0, 0.0)
+    share = (grid - low) / span if span else np.zeros_like(grid)
+    goodness = share if metric.better == "higher" or not span else 1 - share
+    axes.imshow(goodness, aspect="auto", cmap="Greys", vmin=0, vmax=1.2)
     for (row, column), value in np.ndenumerate(grid):
         if not np.isnan(value):
-            share = (value - low) / span if span else 0.0
-            dark = (share if metric.better == "higher" else 1 - share) > 0.5 and span > 0
+            colour = "white" if goodness[row, column] > 0.55 else "black"
             text = metric.text(float(value)).removesuffix(" %")
-            axes.text(column, row, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+            axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
 
 
 def _named(run: Run, axes_named: Seq[str]) -> str:
