@@ -470,7 +470,8 @@ class NoTrackerSettings:
 
 @dataclass
 class WandbSettings:
-    """mode: offline (no account, no network) or online. group: null is the sweep's folder name in a sweep."""
+    """mode: offline (no account, no network) or online. group: null is the sweep's folder name in a sweep. report: log
+    the page of `pagedlab report` as an artifact."""
 
     name: str
     mode: str
@@ -480,6 +481,16 @@ class WandbSettings:
     job_type: str
     tags: list[str]
     timeout_s: float
+    report: bool = False
+
+
+@dataclass
+class TrackioSettings:
+    """dir: of its database; null is trackio's own place."""
+
+    name: str
+    project: str
+    dir: Optional[str]
 
 
 @dataclass
@@ -577,7 +588,7 @@ OPTIONS: dict[str, dict[str, type]] = {
         "cost_aware": CostAwareSettings,
         "ttl_pin": TtlPinSettings,
     },
-    "tracker": {"none": NoTrackerSettings, "wandb": WandbSettings},
+    "tracker": {"none": NoTrackerSettings, "wandb": WandbSettings, "trackio": TrackioSettings},
 }
 
 

@@ -14,7 +14,8 @@ from pagedlab.analysis.drawing import inline
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 _STYLE = """
 :root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 72rem; padding: 1rem; color: #111; background: #fff; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 72rem; padding: 1rem; color: #111;
+  background: #fff; }
 h1 { font-size: 1.5rem; line-height: 1.25; overflow-wrap: anywhere; }
 h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #999; }
 p, figcaption { max-width: 46rem; }

@@ -75,8 +75,8 @@ def sweep_page(root: Path, runs: Seq[Run]) -> str:
         page.figure(
             sweep_figures.throughput_latency(done, swept),
             "latency against throughput",
-            f"Each point is a setting, seeds averaged; a line goes along {swept[-1] if swept else 'nothing'}. Right and "
-            "down is better.",
+            f"Each point is a setting, seeds averaged; a line goes along {swept[-1] if swept else 'nothing'}. Right "
+            "and down is better.",
         )
     maps = sweep_figures.heat_maps(done, swept, [METRICS[name] for name in _HEATED]) if done else []
     if maps:
