@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from pagedlab.analysis.ablation import FRONT, Ablation, Cell, Combination
 from pagedlab.analysis.drawing import COLOURS, LINES, MARKERS, STYLE, save
-from pagedlab.analysis.export import latex, markdown, write_file
+from pagedlab.analysis.export import export
 from pagedlab.analysis.metrics import METRICS, Metric
 from pagedlab.analysis.statistics import Estimate
 from pagedlab.recorder.folder import write_json
@@ -26,8 +26,8 @@ def write_ablation(folder: Path, found: Ablation) -> list[Path]:
         tables["interaction"] = cell_table(found.axes, found.crossed)
     files = []
     for name, table in tables.items():
-        for suffix, text in ((".md", markdown(table)), (".tex", latex(table))):
-            write_file(folder / f"{name}{suffix}", lambda path, text=text: path.write_text(text, encoding="utf-8"))
+        for suffix, form in ((".md", "markdown"), (".tex", "latex")):
+            export(table, form, folder / f"{name}{suffix}")
             files.append(folder / f"{name}{suffix}")
     files += save(folder / "effects", effects_plot(found))
     if found.crossed:
@@ -125,7 +125,7 @@ def _panels(found: Ablation, draw: Any) -> Figure:
             axes.set(title=metric.label, xlabel=found.axes[0])
             axes.set_xticks(range(len(found.levels[0])), found.levels[0], rotation=30 if _long(found) else 0)
             if metric.form == "percent":
-                axes.yaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0))  # type: ignore[attr-defined]
+                axes.yaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0))
     return figure
 
 

@@ -42,8 +42,8 @@ def pair(a: Seq[Run], b: Seq[Run]) -> Pairs:
                 f"({named}); expected the same seeds and settings on both sides but for what is compared"
             )
     pairs = [(run, sides["B"][key]) for key, run in sides["A"].items()]
-    for one, other in pairs:
-        check_same_requests(one, other)
+    for first, second in pairs:
+        check_same_requests(first, second)
     between = {
         axis: (setting(pairs[0][0], axis), setting(pairs[0][1], axis))
         for axis in axes_of([*a, *b])

@@ -146,6 +146,8 @@ class Server:
             project = {"id": "p", "name": "lab", "entity": {"id": "e", "name": "me"}}
             bucket = {"id": "b", "name": variables["name"], "displayName": "", "config": "{}", "historyLineCount": 0}
             return {"upsertBucket": {"bucket": {**bucket, "project": project}, "inserted": True}}
+        if operation == "Viewer":
+            return {"viewer": {"id": "u", "username": "me", "entity": "me", "flags": "{}", "teams": {"edges": []}}}
         if operation == "UpsertView2":
             self.views.append(variables)
             return {"upsertView": {"view": {"id": "v", "name": variables["name"]}, "inserted": True}}

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def panels(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    sections = spec["section"]["panelBankConfig"]["sections"]
+    sections = spec["spec"]["section"]["panelBankConfig"]["sections"]
     return [panel for section in sections for panel in section["panels"]]
 
 
@@ -38,13 +38,13 @@ def test_every_panel_asks_for_what_runs_have(tmp_path: Path) -> None:
     found = panels(spec(workspace("lab", "me")))
     assert len(found) == 11
     text = json.dumps(found)
-    for name in re.findall(r'"summary:([^"]+)"', text):
-        assert name in summary, name
-    for name in re.findall(r'"config:([^"]+)"', text):
-        assert OmegaConf.select(config, name.removesuffix(".value")) is not None, name
-    asked = {name for panel in found for name in panel["config"].get("metrics", []) if not name.startswith("summary")}
-    assert asked <= set(point) | set(summary)
-    assert {"kv/token_states", "kv/free", "batch/running"} <= asked
+    asked = set(re.findall(r'"summary(?::|_metrics\.)([^"]+)"', text))
+    assert {"kv_waste_fraction", "ttft_s/p99", "prefix_hit_rate"} <= asked <= set(summary)
+    grouped = {panel["config"]["groupBy"].replace(".value", "") for panel in found if panel["config"].get("groupBy")}
+    assert {"allocator.name", "block_size", "eviction.name"} <= grouped
+    assert not [name for name in grouped if OmegaConf.select(config, name) is None]
+    series = {name for panel in found for name in panel["config"].get("metrics", []) if "summary" not in name}
+    assert {"kv/token_states", "kv/free", "batch/running"} <= series <= set(point)
 
 
 def test_the_memory_split_is_a_stacked_area_over_the_runs_own_time() -> None:

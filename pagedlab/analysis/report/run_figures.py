@@ -136,7 +136,7 @@ def block_map(path: Path) -> tuple[Figure, str]:
     axes.imshow(tones, aspect="auto", extent=extent, **look)
     axes.set(xlabel="time, s", ylabel="block")
     named = ("free", "cached, idle", "between two holders", "shared by several", "held by one request (tones in turn)")
-    handles = [mpl.patches.Patch(facecolor=_TONES[i], edgecolor="#555555") for i in range(_FIXED + 1)]  # type: ignore[attr-defined]
+    handles = [mpl.patches.Patch(facecolor=_TONES[i], edgecolor="#555555") for i in range(_FIXED + 1)]
     axes.legend(handles, named, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=3, frameon=False)
     return figure, said
 

@@ -52,7 +52,7 @@ def throughput_latency(runs: Seq[Run], axes_named: Seq[str]) -> Figure:
                 groups.setdefault(line_of[key], []).append((rate, wait))
             for i, (label, points) in enumerate(groups.items()):
                 x, y = zip(*sorted(points), strict=True)
-                look = {"marker": MARKERS[i % len(MARKERS)], "linestyle": LINES[i % len(LINES)]}
+                look: dict[str, Any] = {"marker": MARKERS[i % len(MARKERS)], "linestyle": LINES[i % len(LINES)]}
                 axes.plot(x, y, color=COLOURS[i % len(COLOURS)], label=label or along, markersize=4, **look)
             axes.set(xlabel="output tokens/s", ylabel=METRICS[column].label, ylim=(0, None))
         handles, labels = figure.axes[0].get_legend_handles_labels()
