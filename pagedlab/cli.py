@@ -8,6 +8,12 @@ from importlib import import_module
 COMMANDS = {
     "serve": "serve a workload with a real model or a fake one, measure KV memory and latency; -m sweeps",
     "plan": "what `serve -m` with the same words would do: jobs, which are refused, which are done, how long",
+    "results": "finished runs as a table: filter, sort, SQL, export",
+    "compare": "two runs or sweeps, pair by pair: differences, intervals, what is more than chance",
+    "ablate": "what an axis of a sweep does: effects, interactions, the best settings, tables and plots",
+    "report": "a run or a sweep on one HTML page that opens offline",
+    "trace": "a run as a trace for Perfetto: steps, copies, preemptions, requests by phase",
+    "dashboard": "the panels of a W&B project, saved there or written to a file",
     "replay": "replay a trace through eviction policies alone: hit ratio by policy and capacity, with bounds",
     "paper": "the figures of the PagedAttention paper, in simulation, beside the published values",
     "bench_eviction": "what a reference costs in a flat cache, by eviction policy and capacity",

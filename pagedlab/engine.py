@@ -66,6 +66,8 @@ def _loop(
         plan = scheduler.schedule(now)
         usage, sharing = scheduler.allocator.usage(), scheduler.allocator.sharing()
         host_blocks = scheduler.allocator.host_blocks
+        if recorder.block_map is not None:
+            recorder.block_map.see(now, len(recorder.steps), scheduler.allocator)
         if not plan.num_sequences:
             raise EngineStalled(f"nothing can run: {patience.dump()}")
         outcome = executor.execute(plan)

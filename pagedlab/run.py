@@ -36,6 +36,7 @@ from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
 from pagedlab.prefix_cache.base import PREFIX_CACHES
 from pagedlab.prefix_cache.digest import Digest
+from pagedlab.recorder.blocks import BlockMap
 from pagedlab.recorder.environment import environment
 from pagedlab.recorder.folder import holds_completed_run, write_run_folder
 from pagedlab.recorder.metrics import Slo, summarize
@@ -106,7 +107,7 @@ def build(settings: Settings, interrupts: Interrupts) -> Lab:
     if calibration is not None:
         settings = replace(settings, hardware=calibration.hardware)
     executor = EXECUTORS[settings.executor.name].create(settings, folder, shape, cache)
-    skip = simulated and settings.executor.skip
+    skip = simulated and settings.executor.skip and not settings.record_blocks
     scheduler = build_scheduler(settings, executor.num_blocks, max_model_len, executor.foretold, skip)
     give_host_pool(scheduler, executor, settings.block_size * per_token)
     constants = _constants(settings, calibration) if simulated and settings.hardware.name == "local" else ""
@@ -194,6 +195,7 @@ def _pool(settings: Settings, num_blocks: int) -> BlockPool:
     """Without a cache. In a simulation nobody reads a block: it needs no number unless shared, chosen or moved."""
     of = settings.sampling
     counted = settings.executor.name == "simulated" and settings.preemption.name == "recompute"
+    counted = counted and not settings.record_blocks
     counted = counted and max(of.n, of.best_of or 1, of.beam_width) == 1
     kind = FreshPool if counted and ALLOCATORS[settings.allocator.name].grows else BlockPool
     return kind(num_blocks, settings.block_size)
@@ -281,7 +283,7 @@ def run(
         try:
             lab = build(settings, interrupts)
             interrupts.raise_if_requested()
-            recorder = Recorder(show.serving(lab))
+            recorder = Recorder(show.serving(lab), BlockMap() if settings.record_blocks else None)
             finished = serve(
                 lab.requests,
                 lab.scheduler,

@@ -470,7 +470,8 @@ class NoTrackerSettings:
 
 @dataclass
 class WandbSettings:
-    """mode: offline (no account, no network) or online. group: null is the sweep's folder name in a sweep."""
+    """mode: offline (no account, no network) or online. group: null is the sweep's folder name in a sweep. report: log
+    the page of `pagedlab report` as an artifact."""
 
     name: str
     mode: str
@@ -480,6 +481,16 @@ class WandbSettings:
     job_type: str
     tags: list[str]
     timeout_s: float
+    report: bool = False
+
+
+@dataclass
+class TrackioSettings:
+    """dir: of its database; null is trackio's own place."""
+
+    name: str
+    project: str
+    dir: Optional[str]
 
 
 @dataclass
@@ -489,8 +500,9 @@ class Settings:
     The KV budget is at most one of kv_num_blocks, kv_bytes (a number, or text like 512MiB) and kv_fraction (of
     the memory free once the model is loaded); none is 1 GiB, and in a simulation all that is left of the device.
     max_model_len: the most tokens of one sequence in the cache (the last generated one is never fed); null is the
-    model's own limit. audit_every: check every invariant each so many steps; 0 only at the end. seeds: run once for
-    each of them, from a cold cache each time, instead of once for `seed`.
+    model's own limit. audit_every: check every invariant each so many steps; 0 only at the end. record_blocks: sample
+    who holds which block, for the map of the pool in `pagedlab report`; steps are then taken one by one. seeds: run once
+    for each of them, from a cold cache each time, instead of once for `seed`.
 
     Of a sweep: resume skips what its folder holds finished; fail_fast stops at the first failure; jobs of them run at
     once, none for longer than job_timeout_s; allow_parallel_timing lets them measure by the wall clock all the same.
@@ -504,6 +516,7 @@ class Settings:
     kv_fraction: Optional[float]
     max_model_len: Optional[int]
     audit_every: int
+    record_blocks: bool
     progress: bool
     model: ModelSettings
     hardware: HardwareSettings
@@ -587,7 +600,7 @@ OPTIONS: dict[str, dict[str, type]] = {
         "cost_aware": CostAwareSettings,
         "ttl_pin": TtlPinSettings,
     },
-    "tracker": {"none": NoTrackerSettings, "wandb": WandbSettings},
+    "tracker": {"none": NoTrackerSettings, "wandb": WandbSettings, "trackio": TrackioSettings},
 }
 
 

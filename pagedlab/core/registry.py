@@ -19,7 +19,7 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str, package: str, names: tuple[str, ...]):
         self.kind = kind
-        self._package = package
+        self.package = package
         self._names = names
         self._options: dict[str, T] = {}
 
@@ -27,7 +27,7 @@ class Registry(Generic[T]):
         """Class decorator: make the class the option `name`. A name can be taken once."""
 
         def add(option: T) -> T:
-            own = name in self._names and getattr(option, "__module__", None) == f"{self._package}.{name}"
+            own = name in self._names and getattr(option, "__module__", None) == f"{self.package}.{name}"
             if name in self._options or (name in self._names and not own):
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
             self._options[name] = option
@@ -39,7 +39,7 @@ class Registry(Generic[T]):
         if name not in self:
             raise ConfigError(f"{self.kind}={name}: no such option, expected one of {', '.join(self)}")
         if name not in self._options:
-            import_module(f"{self._package}.{name}")
+            import_module(f"{self.package}.{name}")
         return self._options[name]
 
     def __contains__(self, name: object) -> bool:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pagedlab.recorder.files import TEMPORARY, holds_completed_run, write_atomic, write_json
+from pagedlab.recorder.blocks import blocks_table
 from pagedlab.recorder.metrics import NO_SLO, SPLIT, Slo, delays_of, longest_gaps, ratio, split_over_time
 from pagedlab.recorder.recorder import Recorder
 
@@ -32,12 +33,15 @@ def write_run_folder(
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(f"{TEMPORARY}*"):  # of a process that was killed while it wrote
         leftover.unlink()
-    (folder / "summary.json").unlink(missing_ok=True)
+    for stale in ("summary.json", "blocks.parquet"):
+        (folder / stale).unlink(missing_ok=True)
     write_atomic(folder / "config.yaml", lambda path: path.write_text(config_yaml, encoding="utf-8"))
     write_json(folder / "env.json", env)
     write_atomic(folder / "requests.parquet", lambda path: write_requests(path, recorder, slo))
     write_table(folder / "timeline.parquet", timeline_table(recorder))
     write_table(folder / "events.parquet", events_table(recorder))
+    if recorder.block_map is not None:
+        write_table(folder / "blocks.parquet", blocks_table(recorder.block_map))
     write_json(folder / "summary.json", summary)
 
 

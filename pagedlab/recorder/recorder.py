@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pagedlab.allocator.base import Sharing, Usage
 from pagedlab.core.plan import Coasted, Outcome, Plan, Preemption, Return, Together
 from pagedlab.core.request import Key, Sequence
+from pagedlab.recorder.blocks import BlockMap
 from pagedlab.recorder.timeline import Step, Timeline
 
 
@@ -27,9 +28,12 @@ class Service(NamedTuple):
 class Recorder:
     """Every sequence in order of submission, every step, every preemption, every stay in the pool."""
 
-    def __init__(self, on_progress: Callable[[Recorder], None] = lambda recorder: None):
+    def __init__(
+        self, on_progress: Callable[[Recorder], None] = lambda recorder: None, block_map: BlockMap | None = None
+    ):
         self.sequences: list[Sequence] = []
         self.steps = Timeline()
+        self.block_map = block_map  # who holds which block, where that is asked for
         self.preemptions: list[tuple[float, int, Preemption]] = []  # time, step, record
         self.returns: list[tuple[float, int, Return]] = []  # the same, of those swapped out
         # (first step, step after the last, slots promised and never used) of every stay of a sequence in the pool; a

@@ -25,7 +25,7 @@ class Tracker(Protocol):
 
 
 # An option is built from its settings.
-TRACKERS: Registry[Callable[[Any], Tracker]] = Registry("tracker", "pagedlab.tracker", ("none", "wandb"))
+TRACKERS: Registry[Callable[[Any], Tracker]] = Registry("tracker", "pagedlab.tracker", ("none", "wandb", "trackio"))
 
 
 def publish(tracker_settings: Any, run_dir: Path, name: str, group: str | None) -> str | None:

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from omegaconf import OmegaConf
+
+from pagedlab.recorder.redact import redact
 
 Row = dict[str, Any]
 
@@ -17,6 +20,12 @@ Row = dict[str, Any]
 def summary(run_dir: Path) -> Row:
     """summary.json as flat scalars: {"ttft_s": {"p50": 1}} becomes {"ttft_s/p50": 1}. NaN and null are left out."""
     return _flat("", json.loads((run_dir / "summary.json").read_text()))
+
+
+def config(run_dir: Path) -> Row:
+    """config.yaml as written: interpolations such as ${oc.env:NAME} stay unresolved."""
+    values = OmegaConf.to_container(OmegaConf.load(run_dir / "config.yaml"), resolve=False)
+    return redact({str(key): value for key, value in values.items()}) if isinstance(values, dict) else {}
 
 
 def timeline(run_dir: Path, limit: int) -> list[Row]:

@@ -17,8 +17,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
-
 from pagedlab.recorder.redact import redact, redact_text
 from pagedlab.settings import WandbSettings
 from pagedlab.tracker import rundata
@@ -65,12 +63,14 @@ class WandbTracker:
             job_type=self.settings.job_type,
             tags=list(self.settings.tags),
             name=name,
-            config=_config(run_dir),
+            config=rundata.config(run_dir),
             settings=_settings(self.settings.timeout_s),
         )
         # Not `with run`: that prints a traceback of its own.
         try:
             _log(run, run_dir)
+            if self.settings.report:
+                _log_report(run, run_dir)
         except BaseException:
             with suppress(Exception):
                 run.finish(exit_code=1)
@@ -79,12 +79,6 @@ class WandbTracker:
         log_dir = Path(run.dir).parent
         _check_written(log_dir)
         return log_dir
-
-
-def _config(run_dir: Path) -> dict[str, Any]:
-    """config.yaml as written: interpolations such as ${oc.env:NAME} stay unresolved."""
-    config = OmegaConf.to_container(OmegaConf.load(run_dir / "config.yaml"), resolve=False)
-    return redact({str(key): value for key, value in config.items()}) if isinstance(config, dict) else {}
 
 
 def _settings(timeout_s: float) -> wandb.Settings:
@@ -125,6 +119,19 @@ def _log(run: wandb.Run, run_dir: Path) -> None:
         last["memory_split"] = _memory_split([points[index] for index in rundata.evenly(len(points), MAX_CHART_POINTS)])
     run.log(last)
     run.summary.update(redact(rundata.summary(run_dir)))
+
+
+def _log_report(run: wandb.Run, run_dir: Path) -> None:
+    """The page as a file of an artifact, of which W&B keeps every version."""
+    import wandb
+
+    from pagedlab.analysis.report.report import report
+    from pagedlab.analysis.runs import find_runs
+
+    artifact = wandb.Artifact(f"report-{run.id}", type="report")
+    with artifact.new_file("report.html", encoding="utf-8") as file:
+        file.write(report(run_dir, find_runs(run_dir).runs[:1]))
+    run.log_artifact(artifact)
 
 
 def _memory_split(points: list[rundata.Row]) -> Any:

@@ -219,7 +219,7 @@ BAD = [
     ("executor.name=[a]", "executor=['a']: no such option, expected one of torch, fingerprint"),
     ("executor.name={a:1}", "executor={'a': 1}: no such option, expected one of torch, fingerprint"),
     ("workload.name=nope", "workload=nope: no such option, expected one of sharegpt, synthetic"),
-    ("tracker.name=null", "tracker=None: no such option, expected one of none, wandb"),
+    ("tracker.name=null", "tracker=None: no such option, expected one of none, wandb, trackio"),
     ("kernel.name=nope", "kernel=nope: no such option, expected one of reference, torch, cpu, triton, cupy"),
     ("preemption.name=swop", "preemption=swop: no such option, expected one of recompute, swap, adaptive, none"),
     ("preemption.swap_space=1GiB", "preemption.swap_space: no such setting here, only with preemption=swap"),

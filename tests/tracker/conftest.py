@@ -118,6 +118,7 @@ class Server:
         self.behaviour = behaviour
         self.requests: list[str] = []
         self.runs: list[dict[str, Any]] = []  # the variables of every UpsertBucket
+        self.views: list[dict[str, Any]] = []  # the variables of every UpsertView2
         self.history: list[dict[str, Any]] = []
         self.files: dict[str, bytes] = {}
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -145,6 +146,11 @@ class Server:
             project = {"id": "p", "name": "lab", "entity": {"id": "e", "name": "me"}}
             bucket = {"id": "b", "name": variables["name"], "displayName": "", "config": "{}", "historyLineCount": 0}
             return {"upsertBucket": {"bucket": {**bucket, "project": project}, "inserted": True}}
+        if operation == "Viewer":
+            return {"viewer": {"id": "u", "username": "me", "entity": "me", "flags": "{}", "teams": {"edges": []}}}
+        if operation == "UpsertView2":
+            self.views.append(variables)
+            return {"upsertView": {"view": {"id": "v", "name": variables["name"]}, "inserted": True}}
         if operation == "CreateRunFiles":
             names = variables["files"]
             return {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": [file(name) for name in names]}}

@@ -13,6 +13,7 @@ import pytest
 
 from pagedlab.settings import WandbSettings
 from pagedlab.tracker.base import publish
+from tests.analysis.served_run import serve_run
 
 SECRETS = ("hf_planted_in_config", "planted-password", "planted-in-environment")
 SUMMARY = {"status": "completed", "output_tokens_per_s": 125.5, "preemptions": 3, "ttft_s/p50": 0.2, "ttft_s/p99": 0.5}
@@ -138,6 +139,17 @@ def test_online_run_arrives_whole(
     assert [row[0] for row in table["data"]] == list(range(6))
     assert any(name.startswith("media/table/memory_split") for name in server.files)
     assert not [secret for secret in SECRETS if secret.encode() in b"".join(server.files.values())]
+
+
+def test_the_report_page_arrives_as_an_artifact(
+    settings: Callable[..., WandbSettings], serve: Callable[[str], Any], tmp_path: Path
+) -> None:
+    server = serve("ok")
+    run_dir = serve_run(tmp_path / "run")
+    asked = settings("online", timeout_s=60)
+    asked.report = True
+    assert publish(asked, run_dir, "with a page", None) is None
+    assert server.files["artifact/report.html"].startswith(b"<!DOCTYPE html>")
 
 
 def test_offline_process_speaks_to_no_server(
