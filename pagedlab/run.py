@@ -70,6 +70,11 @@ class Lab:
     constants: str = ""
     """Where they are from, in words, where that is not said by `hardware`."""
 
+    @property
+    def num_requests(self) -> int:
+        """Follow-ups included."""
+        return sum(1 + (request.follow_up.turns if request.follow_up else 0) for request in self.requests)
+
 
 def build(settings: Settings, interrupts: Interrupts) -> Lab:
     """Put a run together, cheapest faults first: config, workload file, then the weights."""

@@ -314,6 +314,40 @@ class SyntheticSettings:
 
 
 @dataclass
+class ThinkSettings:
+    """Seconds between an answer and the next message: distribution fixed or exponential, of a mean."""
+
+    distribution: str
+    mean_s: float
+
+
+@dataclass
+class DialoguesSettings:
+    """Conversations of random tokens. Each begins at its arrival with a system prompt (of `system_prompts` different
+    ones of `system_tokens` tokens, in turn) and a message; a think time after each answer the next message comes, whose
+    prompt is all that was said before, and the message.
+
+    turns: messages of a dialogue: fixed, uniform or lognormal. prompt: tokens of a message. output: tokens of an
+    answer. max_tokens: declared by every client; null declares exactly the drawn output length. pin_system: keep the
+    system prompts in the prefix cache, as far as its pins may. clients, priorities: go to the dialogues in turn.
+    """
+
+    name: str
+    num_dialogues: int
+    turns: LengthSettings
+    think: ThinkSettings
+    prompt: LengthSettings
+    output: LengthSettings
+    max_tokens: Optional[int]
+    system_tokens: int
+    system_prompts: int
+    pin_system: bool
+    clients: int
+    priorities: list[int]
+    arrival: ArrivalSettings
+
+
+@dataclass
 class BlockTraceSettings:
     """A file of block ids. mooncake: its published JSONL. ids: text, the ids of one request on each line.
     oracle_general: libCacheSim's binary format of that name.
@@ -551,6 +585,7 @@ OPTIONS: dict[str, dict[str, type]] = {
     "workload": {
         "sharegpt": ShareGPTSettings,
         "synthetic": SyntheticSettings,
+        "dialogues": DialoguesSettings,
         **dict.fromkeys(("azure", "burstgpt", "token_counts", "request_lines"), TraceSettings),
         "mooncake": BlockTraceSettings,
     },

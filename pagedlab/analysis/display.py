@@ -41,7 +41,7 @@ class Display:
         self._out.print(
             f"KV cache: {pool.num_blocks} blocks x {pool.block_size} slots = {slots} tokens, "
             f"{slots * lab.kv_bytes_per_token / 2**20:.1f} MiB; "
-            f"{len(lab.requests)} requests, max_model_len {lab.max_model_len}; KV memory by {lab.kv_budget}",
+            f"{lab.num_requests} requests, max_model_len {lab.max_model_len}; KV memory by {lab.kv_budget}",
             highlight=False,
             soft_wrap=True,
         )
@@ -58,7 +58,7 @@ class Display:
             transient=True,
         )
         self._bar.start()
-        task = self._bar.add_task("", total=len(lab.requests))
+        task = self._bar.add_task("", total=lab.num_requests)
         started, shown = time.monotonic(), 0.0
 
         def update(recorder: Recorder) -> None:
