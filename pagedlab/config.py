@@ -24,6 +24,7 @@ from pagedlab.kernels.base import KERNELS
 from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
 from pagedlab.prefix_cache.digest import HASHES
+from pagedlab.router.base import ROUTERS
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.order.base import ORDERS
@@ -32,6 +33,7 @@ from pagedlab.settings import OPTIONS, TRACES, BlockTraceSettings, SchedulerSett
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _EARLY_STOPPING = ("false", "true", "never")
+MOST_REPLICAS = 1024
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -46,6 +48,7 @@ def load_settings(config: DictConfig) -> Settings:
     _check_outputs(settings)
     _check_prefix_cache(settings)
     _check_swapping(settings)
+    _check_replicas(settings)
     check_texts(settings, "")
     return settings
 
@@ -351,6 +354,26 @@ def _check_swapping(s: Settings) -> None:
         _within("preemption.pair_s", choice.pair_s, 0, 1e6)
         if not 0 < choice.bytes_per_s < math.inf:
             raise ConfigError(f"preemption.bytes_per_s={choice.bytes_per_s}: expected more than 0, and finite")
+
+
+def _check_replicas(s: Settings) -> None:
+    _within("replicas", s.replicas, 1, MOST_REPLICAS)
+    router = s.router
+    if router.name == "none":
+        if s.replicas > 1:
+            raise ConfigError(f"replicas={s.replicas} with router=none: expected one of {', '.join(ROUTERS)}")
+        return
+    if s.executor.name == "torch":
+        raise ConfigError(
+            f"router={router.name} with executor=torch: replicas on one machine would wait for each other "
+            "and their times mean nothing, expected executor=simulated or fingerprint"
+        )
+    if router.name == "least_loaded" and router.by not in ("requests", "tokens"):
+        raise ConfigError(f"router.by={router.by}: expected requests or tokens")
+    if router.name == "prefix_aware":
+        _within("router.cache_threshold", router.cache_threshold, 0, 1)
+        _within("router.balance_requests", router.balance_requests, 0, None)
+        _within("router.balance_ratio", router.balance_ratio, 1, None)
 
 
 def _check_outputs(s: Settings) -> None:

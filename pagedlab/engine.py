@@ -8,7 +8,7 @@ from math import inf
 from pagedlab.core.arrivals import Arrivals
 from pagedlab.core.errors import EngineStalled
 from pagedlab.core.plan import Outcome, Plan, Together
-from pagedlab.core.request import Request
+from pagedlab.core.request import Request, Sequence
 from pagedlab.executor.base import Executor
 from pagedlab.recorder.recorder import Recorder
 from pagedlab.recorder.timeline import Step
@@ -30,7 +30,7 @@ def serve(
     token is finished in as many steps as a healthy engine could possibly need.
     """
     arrivals = Arrivals(requests)
-    engine = Engine(scheduler, executor, recorder, arrivals, arrivals, audit_every)
+    engine = Engine(scheduler, executor, recorder, arrivals, arrivals.ended, audit_every)
     executor.clock.start()
     try:
         while engine.busy:
@@ -52,15 +52,15 @@ class Engine:
         executor: Executor,
         recorder: Recorder,
         arrivals: Arrivals,
-        follow_ups: Arrivals,
+        ended: Callable[[list[Sequence]], None],
         audit_every: int = 0,
     ):
-        """arrivals: what it is to serve. follow_ups: where clients ask again, which is told who ended."""
+        """arrivals: what it is to serve. ended: told of those that finished or were refused, branches too."""
         self.scheduler = scheduler
         self.executor = executor
         self.recorder = recorder
         self.arrivals = arrivals
-        self._follow_ups = follow_ups
+        self._ended = ended
         self._audit_every = audit_every
         self._patience = _Patience(scheduler)
 
@@ -69,6 +69,12 @@ class Engine:
         """Whether there is anything to do, now or later."""
         return bool(self.scheduler.has_work or self.arrivals)
 
+    @property
+    def next_s(self) -> float:
+        """When it goes on; inf where there is nothing to do."""
+        now = self.executor.clock.now()
+        return now if self.scheduler.has_work else max(now, self.arrivals.next_s)
+
     def turn(self, horizon: float = inf) -> None:
         """Take in who has arrived, then wait for the next one, or run a step; or several at once that nobody has to
         plan, which end with the first to end at `horizon` seconds or later. To be called while `busy`."""
@@ -76,7 +82,10 @@ class Engine:
         clock = executor.clock
         now = clock.now()
         while arrivals.next_s <= now:
-            recorder.submitted(scheduler.submit(arrivals.pop()))
+            seq = scheduler.submit(arrivals.pop())
+            recorder.submitted(seq)
+            if seq.refusal:
+                self._ended([seq])
         if not scheduler.has_work:
             if arrivals:
                 end, allocator = clock.wait_until(arrivals.next_s), scheduler.allocator
@@ -98,7 +107,8 @@ class Engine:
         waiting, running = scheduler.num_waiting, scheduler.num_running
         finished = scheduler.commit(plan, outcome, end)
         recorder.step(now, end, plan, outcome, usage, sharing, running, waiting, finished, host_blocks)
-        self._follow_ups.ended(finished)
+        if finished:
+            self._ended(finished)
         self._patience.saw(progress)
         if self._audit_every and len(recorder.steps) % self._audit_every == 0:
             scheduler.audit()
@@ -121,7 +131,8 @@ class Engine:
             allocator.owe(sum(steps.grown) - steps.grown[0])
         finished = scheduler.coasted(steps, steps.ends[-2] if len(steps.ends) > 1 else now)
         self.recorder.coasted(first, steps, together, allocator.pool.block_size, bool(allocator.grows), finished)
-        self._follow_ups.ended(finished)
+        if finished:
+            self._ended(finished)
 
 
 def _progress(plan: Plan, outcome: Outcome) -> bool:

@@ -498,6 +498,25 @@ class SimulatedExecutorSettings:
 
 
 @dataclass
+class LeastLoadedSettings:
+    """by: requests or tokens, that have not come back."""
+
+    name: str
+    by: str
+
+
+@dataclass
+class PrefixAwareSettings:
+    """cache_threshold: the share of a prompt, 0 to 1, that a replica must have seen to be chosen for it. Where replicas
+    are more than balance_requests requests apart, and balance_ratio times, the load alone decides."""
+
+    name: str
+    cache_threshold: float
+    balance_requests: int
+    balance_ratio: float
+
+
+@dataclass
 class NoTrackerSettings:
     name: str
 
@@ -523,7 +542,8 @@ class Settings:
     The KV budget is at most one of kv_num_blocks, kv_bytes (a number, or text like 512MiB) and kv_fraction (of
     the memory free once the model is loaded); none is 1 GiB, and in a simulation all that is left of the device.
     max_model_len: the most tokens of one sequence in the cache (the last generated one is never fed); null is the
-    model's own limit. audit_every: check every invariant each so many steps; 0 only at the end.
+    model's own limit. audit_every: check every invariant each so many steps; 0 only at the end. replicas: engines with
+    a pool of that budget each, behind the router.
     """
 
     seed: int
@@ -534,6 +554,7 @@ class Settings:
     max_model_len: Optional[int]
     audit_every: int
     progress: bool
+    replicas: int
     model: ModelSettings
     hardware: HardwareSettings
     kernel: KernelSettings
@@ -546,6 +567,7 @@ class Settings:
     eviction: Any
     executor: Any
     workload: Any
+    router: Any
     tracker: Any
     system: SystemSettings
 
@@ -609,6 +631,11 @@ OPTIONS: dict[str, dict[str, type]] = {
         "gdsf": GdsfSettings,
         "cost_aware": CostAwareSettings,
         "ttl_pin": TtlPinSettings,
+    },
+    "router": {
+        **dict.fromkeys(("none", "round_robin", "random"), NameOnlySettings),
+        "least_loaded": LeastLoadedSettings,
+        "prefix_aware": PrefixAwareSettings,
     },
     "tracker": {"none": NoTrackerSettings, "wandb": WandbSettings},
 }

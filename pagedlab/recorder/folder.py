@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,21 @@ def write_run_folder(
     folder: Path,
     config_yaml: str,
     env: dict[str, Any],
-    recorder: Recorder,
+    recorders: Seq[Recorder],
     summary: dict[str, Any],
     slo: Slo = NO_SLO,
 ) -> None:
-    """Write one run. A run that is already there is replaced: its summary goes first, so that at no moment a summary
-    stands beside another run's tables."""
+    """Write one run: recorders, of each replica. A run that is already there is replaced: its summary goes first, so
+    that at no moment a summary stands beside another run's tables."""
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(f"{_TEMPORARY}*"):  # of a process that was killed while it wrote
         leftover.unlink()
     (folder / "summary.json").unlink(missing_ok=True)
     write_atomic(folder / "config.yaml", lambda path: path.write_text(config_yaml, encoding="utf-8"))
     write_json(folder / "env.json", env)
-    write_atomic(folder / "requests.parquet", lambda path: write_requests(path, recorder, slo))
-    write_table(folder / "timeline.parquet", timeline_table(recorder))
-    write_table(folder / "events.parquet", events_table(recorder))
+    write_atomic(folder / "requests.parquet", lambda path: write_requests(path, recorders, slo))
+    write_table(folder / "timeline.parquet", pa.concat_tables(map(timeline_table, recorders)))
+    write_table(folder / "events.parquet", pa.concat_tables(map(events_table, recorders)))
     write_json(folder / "summary.json", summary)
 
 
@@ -76,13 +77,14 @@ def write_table(target: Path, table: pa.Table) -> None:
     write_atomic(target, lambda path: pq.write_table(table, path, compression="zstd"))
 
 
-def write_requests(path: Path, recorder: Recorder, slo: Slo = NO_SLO) -> None:
-    """Some at a time: the tokens of a million requests are never in memory at once."""
-    first = requests_table(recorder, slo, slice(_AT_A_TIME))
+def write_requests(path: Path, recorders: Seq[Recorder], slo: Slo = NO_SLO) -> None:
+    """Replica by replica, some at a time: the tokens of a million requests are never in memory at once."""
+    first = requests_table(recorders[0], slo, slice(_AT_A_TIME))
     with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
         writer.write_table(first)
-        for start in range(_AT_A_TIME, len(recorder.sequences), _AT_A_TIME):
-            writer.write_table(requests_table(recorder, slo, slice(start, start + _AT_A_TIME)))
+        for recorder in recorders:
+            for start in range(_AT_A_TIME * (recorder is recorders[0]), len(recorder.sequences), _AT_A_TIME):
+                writer.write_table(requests_table(recorder, slo, slice(start, start + _AT_A_TIME)))
 
 
 def requests_table(recorder: Recorder, slo: Slo = NO_SLO, rows: slice = slice(None)) -> pa.Table:
@@ -94,6 +96,7 @@ def requests_table(recorder: Recorder, slo: Slo = NO_SLO, rows: slice = slice(No
     return pa.table(
         {
             "id": pa.array([s.id for s in seqs], pa.int64()),
+            "replica": pa.array([recorder.replica] * len(seqs), pa.int32()),
             "source": pa.array([s.request.source for s in seqs], pa.string()),
             "client": pa.array([s.request.client for s in seqs], pa.string()),
             "priority": pa.array([s.request.priority for s in seqs], pa.int64()),
@@ -150,6 +153,7 @@ def timeline_table(recorder: Recorder) -> pa.Table:
     tokens, prefill = steps.column("tokens"), steps.column("prefill_tokens")
     return pa.table(
         {
+            "replica": pa.array(np.full(len(steps), recorder.replica), pa.int32()),
             "step": pa.array(range(len(steps)), pa.int64()),
             "start_s": pa.array(steps.column("start_s"), pa.float64()),
             "end_s": pa.array(steps.column("end_s"), pa.float64()),
@@ -220,6 +224,7 @@ def events_table(recorder: Recorder) -> pa.Table:
     ]
     schema = pa.schema(
         [
+            ("replica", pa.int32()),
             ("time_s", pa.float64()),
             ("step", pa.int64()),
             ("kind", pa.string()),
@@ -238,4 +243,5 @@ def events_table(recorder: Recorder) -> pa.Table:
             ("recompute_estimate_s", pa.float64()),
         ]
     )
-    return pa.Table.from_pylist(sorted(rows, key=lambda row: row["step"]), schema=schema)
+    rows = [{"replica": recorder.replica} | row for row in sorted(rows, key=lambda row: row["step"])]
+    return pa.Table.from_pylist(rows, schema=schema)

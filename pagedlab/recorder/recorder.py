@@ -27,7 +27,9 @@ class Service(NamedTuple):
 class Recorder:
     """Every sequence in order of submission, every step, every preemption, every stay in the pool."""
 
-    def __init__(self, on_progress: Callable[[Recorder], None] = lambda recorder: None):
+    def __init__(self, on_progress: Callable[[Recorder], None] = lambda recorder: None, replica: int = 0):
+        """replica: the number of its engine, of several."""
+        self.replica = replica
         self.sequences: list[Sequence] = []
         self.steps = Timeline()
         self.preemptions: list[tuple[float, int, Preemption]] = []  # time, step, record

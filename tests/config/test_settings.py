@@ -19,6 +19,7 @@ from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
 from pagedlab.prefix_cache.base import PREFIX_CACHES
 from pagedlab.replay.config import load_replay_settings
+from pagedlab.router.base import ROUTERS
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.order.base import ORDERS
@@ -38,6 +39,7 @@ SERVED = [choice for choice in CHOICES if choice[0] != "experiment" and choice n
 
 # What an option cannot do without.
 NEEDS = {("preemption", "none"): ("scheduler=reserve_output",), ("scheduler", "lpm"): ("prefix_cache=radix",)}
+NEEDS |= {("router", name): ("executor=simulated", "replicas=2") for name in ROUTERS}
 
 
 # ---- every option -------------------------------------------------------------------------------------------------
@@ -109,6 +111,7 @@ REGISTRIES = {
     "preemption": (PREEMPTIONS, "pagedlab/preemption"),
     "prefix_cache": (PREFIX_CACHES, "pagedlab/prefix_cache"),
     "workload": (WORKLOADS, "pagedlab/workload"),
+    "router": (ROUTERS, "pagedlab/router"),
     "tracker": (TRACKERS, "pagedlab/tracker"),
 }
 SEAMS = {
@@ -136,7 +139,9 @@ def test_an_option_has_one_name_in_its_registry_its_module_and_its_config(group)
     registry, folder = REGISTRIES[group]
     names = set(registry)
     assert registered_in(folder) == {name: [name] for name in names}
-    chosen = {"kernel": {"auto"}, "prefix_cache": {"none"}}.get(group, set())  # one of the others by device; without
+    chosen = {"kernel": {"auto"}, "prefix_cache": {"none"}, "router": {"none"}}.get(
+        group, set()
+    )  # one of the others by device; without
     assert {name for choice, name in CHOICES if choice == group} - chosen - _REPLAYED_ONLY == names
 
 
