@@ -16,6 +16,7 @@ from pagedlab.allocator.host import Host
 from pagedlab.allocator.paged import PagedAllocator
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.allocator.prefixes import Prefixes
+from pagedlab.allocator.tiers import Tier, Tiers
 from pagedlab.analysis.display import Display
 from pagedlab.cluster import serve_replicas
 from pagedlab.config import parse_bytes
@@ -27,6 +28,7 @@ from pagedlab.eviction.leaf_first import LeafFirst
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor
 from pagedlab.hardware.calibration.file import Calibration, calibration_of
 from pagedlab.hardware.calibration.hull import warnings
+from pagedlab.hardware.tiers import tier_settings
 from pagedlab.interrupts import Interrupted, Interrupts
 from pagedlab.model.architecture import architecture_of
 from pagedlab.model.config import read_config
@@ -49,7 +51,7 @@ from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.cohort import Foretold
 from pagedlab.scheduler.order.base import ORDERS
 from pagedlab.scheduler.scheduler import Scheduler
-from pagedlab.settings import Settings
+from pagedlab.settings import NameOnlySettings, Settings
 from pagedlab.workload.base import WORKLOADS, PromptTokenizer
 from pagedlab.workload.lazy_tokenizer import LazyTokenizer
 
@@ -125,6 +127,7 @@ def build(settings: Settings, interrupts: Interrupts) -> Lab:
         skip = simulated and settings.executor.skip
         scheduler = build_scheduler(settings, executor.num_blocks, max_model_len, executor.foretold, skip)
         give_host_pool(scheduler, executor, settings.block_size * per_token)
+        give_tiers(settings, scheduler, settings.block_size * per_token)
         return executor, scheduler
 
     (executor, scheduler), *others = [engine() for _ in range(settings.replicas)]
@@ -225,6 +228,22 @@ def build_allocator(settings: Settings, num_blocks: int, max_model_len: int) -> 
     index = PREFIX_CACHES[choice.name](size, Digest(choice.hash), identity)
     pool = CachingPool(num_blocks, size, eviction)
     return PagedAllocator(pool, max_model_len, Prefixes(index, pool, choice.pin_blocks))
+
+
+def give_tiers(settings: Settings, scheduler: Scheduler, block_bytes: int) -> None:
+    """What lies below the prefix cache, if anything does."""
+    allocator, levels = scheduler.allocator, []
+    for name, tier in tier_settings(settings.tiers).items():
+        capacity = int(tier.gib * 2**30) // block_bytes
+        if capacity < 1:
+            raise ConfigError(
+                f"tiers.{name}.gib={tier.gib}: less than one block of {settings.block_size} slots, which takes "
+                f"{block_bytes} bytes, expected more, or 0"
+            )
+        policy = EVICTIONS[tier.eviction](capacity, NameOnlySettings(tier.eviction), settings.seed)
+        levels.append(Tier(name, capacity, policy))
+    if isinstance(allocator, PagedAllocator) and allocator.prefixes is not None:
+        allocator.prefixes.tiers = Tiers(levels)
 
 
 def _pool(settings: Settings, num_blocks: int) -> BlockPool:

@@ -184,6 +184,25 @@ class PrefixCacheSettings:
 
 
 @dataclass
+class TierSettings:
+    """gib: capacity; 0 is no such tier. bandwidth_gb_s: 1e9 bytes a second on the way up; null is hardware.pcie_gb_s of
+    all devices. latency_us: of each request's blocks. eviction: a policy without settings of its own."""
+
+    gib: float
+    bandwidth_gb_s: Optional[float]
+    latency_us: float
+    eviction: str
+
+
+@dataclass
+class TiersSettings:
+    """Below the prefix cache of a simulated device: what it evicts goes to the host, from there to the disk."""
+
+    host: TierSettings
+    disk: TierSettings
+
+
+@dataclass
 class PreemptionSettings:
     name: str
     victim: str
@@ -565,6 +584,7 @@ class Settings:
     slo: SloSettings
     prefix_cache: Any
     eviction: Any
+    tiers: TiersSettings
     executor: Any
     workload: Any
     router: Any

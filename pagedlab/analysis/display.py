@@ -130,6 +130,10 @@ def memory_table(s: dict[str, Any]) -> Table:
     if s["prefix_queried_tokens"]:
         left.append(("prefix cache: hit, of known tokens", "prefix_hit_rate"))
         right.append(("hit tokens, lost to block size", f"{s['prefix_hit_tokens']}, {s['prefix_lost_tokens']}"))
+    if s["tier_hit_rate"]:
+        left.append(("brought up from tiers, of known tokens", "tier_hit_rate"))
+        hits = ", ".join(str(tokens) for tokens in s["tier_hit_tokens"].values())
+        right.append(("hits: device, host, disk; s up", f"{hits}; {s['tier_load_s']:.2f}"))
     if s["swaps"] or s["swap_fallbacks"]:
         left.append(("of the host pool, in use", "host_used_fraction"))
         right.append(("swaps, fallbacks", f"{s['swaps']}, {s['swap_fallbacks']}"))

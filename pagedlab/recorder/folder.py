@@ -169,6 +169,8 @@ def timeline_table(recorder: Recorder) -> pa.Table:
             "blocks_saved": pa.array(steps.column("sharing.saved"), pa.int32()),
             "prefix_queried_tokens": pa.array(steps.column("sharing.queried_tokens"), pa.int64()),
             "prefix_hit_tokens": pa.array(steps.column("sharing.hit_tokens"), pa.int64()),
+            "prefix_host_hit_tokens": pa.array(steps.column("sharing.host_hit_tokens"), pa.int64()),
+            "prefix_disk_hit_tokens": pa.array(steps.column("sharing.disk_hit_tokens"), pa.int64()),
             "prefix_evicted_blocks": pa.array(steps.column("sharing.evictions"), pa.int64()),
             "blocks_copied": pa.array(steps.column("copies"), pa.int32()),
             "copy_s": pa.array(steps.column("copy_s"), pa.float64()),
@@ -177,6 +179,7 @@ def timeline_table(recorder: Recorder) -> pa.Table:
             "swap_out_s": pa.array(steps.column("swap_out_s"), pa.float64()),
             "swap_in_s": pa.array(steps.column("swap_in_s"), pa.float64()),
             "host_blocks": pa.array(steps.column("host_blocks"), pa.int32()),
+            "load_s": pa.array(steps.column("load_s"), pa.float64()),
             "admission_estimate": pa.array(steps.column("admission_estimate"), pa.float64(), from_pandas=True),
             "preemptions": pa.array(np.cumsum(preempted[: len(steps)]), pa.int64()),
         }

@@ -311,6 +311,7 @@ def summarize(
     computed = int(total("tokens"))
     recomputed = sum(seq.recomputed_tokens for seq in seqs)
     found = Sharing(*map(sum, zip(*(run.sharing for run in runs), strict=True)))
+    below = found.host_hit_tokens + found.disk_hit_tokens
     delays = {name: spread(values[~np.isnan(values)]) for name, values in delays_of(done).items()}
     stalls = np.concatenate([longest_gaps(run.done) for run in runs])
     gaps = zip(*(_gaps(run.done) for run in runs), strict=True)
@@ -363,6 +364,10 @@ def summarize(
         "prefix_queried_tokens": found.queried_tokens,
         "prefix_hit_tokens": found.hit_tokens,
         "prefix_hit_rate": ratio(found.hit_tokens, found.queried_tokens),
+        "tier_hit_tokens": {"device": found.hit_tokens - below, "host": found.host_hit_tokens}
+        | {"disk": found.disk_hit_tokens},
+        "tier_hit_rate": ratio(below, found.queried_tokens),
+        "tier_load_s": float(total("load_s")),
         "prefix_lost_tokens": found.lost_tokens,
         "prefix_copied_tokens": found.copied_tokens,
         "prefix_evicted_blocks": found.evictions,

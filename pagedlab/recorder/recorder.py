@@ -112,6 +112,7 @@ class Recorder:
                 outcome.swap_out_s,
                 outcome.swap_in_s,
                 host_blocks,
+                outcome.load_s,
                 plan.admission_estimate,
             )
         )
