@@ -24,14 +24,24 @@ from pagedlab.kernels.base import KERNELS
 from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
 from pagedlab.prefix_cache.digest import HASHES
+from pagedlab.router.base import ROUTERS
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.order.base import ORDERS
 from pagedlab.scheduler.predictor.base import PREDICTORS
-from pagedlab.settings import OPTIONS, TRACES, BlockTraceSettings, SchedulerSettings, Settings, nested_settings
+from pagedlab.settings import (
+    OPTIONS,
+    TRACES,
+    BlockTraceSettings,
+    NameOnlySettings,
+    SchedulerSettings,
+    Settings,
+    nested_settings,
+)
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _EARLY_STOPPING = ("false", "true", "never")
+MOST_REPLICAS = 1024
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -46,6 +56,8 @@ def load_settings(config: DictConfig) -> Settings:
     _check_outputs(settings)
     _check_prefix_cache(settings)
     _check_swapping(settings)
+    _check_replicas(settings)
+    _check_tiers(settings)
     check_texts(settings, "")
     return settings
 
@@ -352,6 +364,52 @@ def _check_swapping(s: Settings) -> None:
         _within("preemption.pair_s", choice.pair_s, 0, 1e6)
         if not 0 < choice.bytes_per_s < math.inf:
             raise ConfigError(f"preemption.bytes_per_s={choice.bytes_per_s}: expected more than 0, and finite")
+
+
+def _check_replicas(s: Settings) -> None:
+    _within("replicas", s.replicas, 1, MOST_REPLICAS)
+    if s.record_blocks and s.replicas > 1:
+        raise ConfigError(f"record_blocks=true with replicas={s.replicas}: a map is of one pool, expected replicas=1")
+    router = s.router
+    if router.name == "none":
+        if s.replicas > 1:
+            raise ConfigError(f"replicas={s.replicas} with router=none: expected one of {', '.join(ROUTERS)}")
+        return
+    if s.executor.name == "torch":
+        raise ConfigError(
+            f"router={router.name} with executor=torch: replicas on one machine would wait for each other "
+            "and their times mean nothing, expected executor=simulated or fingerprint"
+        )
+    if router.name == "least_loaded" and router.by not in ("requests", "tokens"):
+        raise ConfigError(f"router.by={router.by}: expected requests or tokens")
+    if router.name == "prefix_aware":
+        _within("router.cache_threshold", router.cache_threshold, 0, 1)
+        _within("router.balance_requests", router.balance_requests, 0, None)
+        _within("router.balance_ratio", router.balance_ratio, 1, None)
+
+
+def _check_tiers(s: Settings) -> None:
+    # A block comes down without what its request had asked for it, and policies with settings have one file of them.
+    able = [name for name, kind in OPTIONS["eviction"].items() if kind is NameOnlySettings]
+    able = [name for name in able if not (name.startswith("priority") or EVICTIONS[name].needs_future)]
+    for name, tier in (("host", s.tiers.host), ("disk", s.tiers.disk)):
+        where = f"tiers.{name}"
+        _within(f"{where}.gib", tier.gib, 0, 1e9)
+        _within(f"{where}.latency_us", tier.latency_us, 0, 1e9)
+        if tier.bandwidth_gb_s is not None and not 0 < tier.bandwidth_gb_s < math.inf:
+            raise ConfigError(f"{where}.bandwidth_gb_s={tier.bandwidth_gb_s}: expected more than 0, and finite")
+        if tier.eviction not in able:
+            raise ConfigError(f"{where}.eviction={tier.eviction}: expected one of {', '.join(able)}")
+        if tier.gib and s.executor.name != "simulated":
+            raise ConfigError(
+                f"{where}.gib={tier.gib} with executor={s.executor.name}: blocks move between tiers in simulation "
+                "alone, expected executor=simulated"
+            )
+        if tier.gib and s.prefix_cache.name == "none":
+            raise ConfigError(
+                f"{where}.gib={tier.gib} with prefix_cache=none: nothing is evicted that could be kept, "
+                "expected prefix_cache=hash_chain or radix"
+            )
 
 
 def _check_outputs(s: Settings) -> None:

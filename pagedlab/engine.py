@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from math import inf
 
+from pagedlab.core.arrivals import Arrivals
 from pagedlab.core.errors import EngineStalled
 from pagedlab.core.plan import Outcome, Plan, Together
-from pagedlab.core.request import Request
+from pagedlab.core.request import Request, Sequence
 from pagedlab.executor.base import Executor
 from pagedlab.recorder.recorder import Recorder
 from pagedlab.recorder.timeline import Step
@@ -22,64 +23,118 @@ def serve(
     stop_requested: Callable[[], bool] = lambda: False,
     audit_every: int = 0,
 ) -> bool:
-    """Serve requests (in order of arrival) until all have ended: True; or until asked to stop between two steps: False.
+    """Serve requests (in order of arrival) and what follows them until all have ended: True; or until asked to stop
+    between two steps: False.
 
     audit_every: check every invariant each so many steps; 0 never. EngineStalled when nothing can run, or when no
     token is finished in as many steps as a healthy engine could possibly need.
     """
-    arrivals = deque(requests)
+    arrivals = Arrivals(requests)
+    engine = Engine(scheduler, executor, recorder, arrivals, arrivals.ended, audit_every)
     executor.clock.start()
     try:
-        finished = _loop(arrivals, scheduler, executor, recorder, stop_requested, audit_every)
+        while engine.busy:
+            if stop_requested():
+                return False
+            engine.turn()
     finally:
         scheduler.settle()
-    if finished:
-        scheduler.audit()
-    return finished
+    scheduler.audit()
+    return True
 
 
-def _loop(
-    arrivals: deque[Request],
-    scheduler: Scheduler,
-    executor: Executor,
-    recorder: Recorder,
-    stop_requested: Callable[[], bool],
-    audit_every: int,
-) -> bool:
-    clock, patience = executor.clock, _Patience(scheduler)
-    while arrivals or scheduler.has_work:
-        if stop_requested():
-            return False
+class Engine:
+    """A scheduler and its executor, moved on from outside, a turn at a time."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        recorder: Recorder,
+        arrivals: Arrivals,
+        ended: Callable[[list[Sequence]], None],
+        audit_every: int = 0,
+    ):
+        """arrivals: what it is to serve. ended: told of those that finished or were refused, branches too."""
+        self.scheduler = scheduler
+        self.executor = executor
+        self.recorder = recorder
+        self.arrivals = arrivals
+        self._ended = ended
+        self._audit_every = audit_every
+        self._patience = _Patience(scheduler)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to do, now or later."""
+        return bool(self.scheduler.has_work or self.arrivals)
+
+    @property
+    def next_s(self) -> float:
+        """When it goes on; inf where there is nothing to do."""
+        now = self.executor.clock.now()
+        return now if self.scheduler.has_work else max(now, self.arrivals.next_s)
+
+    def turn(self, horizon: float = inf) -> None:
+        """Take in who has arrived, then wait for the next one, or run a step; or several at once that nobody has to
+        plan, which end with the first to end at `horizon` seconds or later. To be called while `busy`."""
+        scheduler, executor, recorder, arrivals = self.scheduler, self.executor, self.recorder, self.arrivals
+        clock = executor.clock
         now = clock.now()
-        while arrivals and arrivals[0].arrival_s <= now:
-            recorder.submitted(scheduler.submit(arrivals.popleft()))
+        while arrivals.next_s <= now:
+            seq = scheduler.submit(arrivals.pop())
+            recorder.submitted(seq)
+            if seq.refusal:
+                self._ended([seq])
         if not scheduler.has_work:
             if arrivals:
-                end, allocator = clock.wait_until(arrivals[0].arrival_s), scheduler.allocator
+                end, allocator = clock.wait_until(arrivals.next_s), scheduler.allocator
                 recorder.idle(now, end, allocator.usage(), allocator.sharing())
-            continue
+            return
         coasting = scheduler.coasting(now)
         if coasting is not None:
-            _coast(now, *coasting, arrivals, scheduler, executor, recorder)
-            patience.saw(True)
-            continue
+            self._coast(now, *coasting, horizon)
+            self._patience.saw(True)
+            return
         plan = scheduler.schedule(now)
         usage, sharing = scheduler.allocator.usage(), scheduler.allocator.sharing()
         host_blocks = scheduler.allocator.host_blocks
         if recorder.block_map is not None:
             recorder.block_map.see(now, len(recorder.steps), scheduler.allocator)
         if not plan.num_sequences:
-            raise EngineStalled(f"nothing can run: {patience.dump()}")
+            raise EngineStalled(f"nothing can run: {self._patience.dump()}")
         outcome = executor.execute(plan)
         end = clock.advance(outcome.seconds)
         progress = _progress(plan, outcome)
         waiting, running = scheduler.num_waiting, scheduler.num_running
         finished = scheduler.commit(plan, outcome, end)
         recorder.step(now, end, plan, outcome, usage, sharing, running, waiting, finished, host_blocks)
-        patience.saw(progress)
-        if audit_every and len(recorder.steps) % audit_every == 0:
+        if finished:
+            self._ended(finished)
+        self._patience.saw(progress)
+        if self._audit_every and len(recorder.steps) % self._audit_every == 0:
             scheduler.audit()
-    return True
+
+    def _coast(self, now: float, together: Together, grown: Iterator[int], until: float, horizon: float) -> None:
+        """Several steps at once, between which there is nothing to decide: what each of them changes is the same, and
+        known."""
+        scheduler, allocator, count = self.scheduler, self.scheduler.allocator, together.count
+        waiting, running, blocked = scheduler.num_waiting, scheduler.num_running, scheduler.memory_blocked
+        steps = self.executor.coast(together, grown, min(until, self.arrivals.next_s, horizon))
+        allocator.fill(count)
+        allocator.owe(steps.grown[0])
+        usage, sharing = allocator.usage(), allocator.sharing()
+        on_host = allocator.host_blocks
+        first = Step(
+            now, steps.ends[0], running, waiting, count, count, 0, usage, blocked, sharing, host_blocks=on_host
+        )
+        if len(steps.ends) > 1:
+            allocator.fill(count * (len(steps.ends) - 1))
+            allocator.owe(sum(steps.grown) - steps.grown[0])
+        finished = scheduler.coasted(steps, steps.ends[-2] if len(steps.ends) > 1 else now)
+        self.recorder.coasted(first, steps, together, allocator.pool.block_size, bool(allocator.grows), finished)
+        if finished:
+            self._ended(finished)
 
 
 def _progress(plan: Plan, outcome: Outcome) -> bool:
@@ -88,33 +143,6 @@ def _progress(plan: Plan, outcome: Outcome) -> bool:
         return True
     pairs = zip(plan.batch, outcome.tokens, strict=True)
     return any(token >= 0 and not (seq.branches and seq.branches[0].output) for seq, token in pairs)
-
-
-def _coast(
-    now: float,
-    together: Together,
-    grown: Iterator[int],
-    until: float,
-    arrivals: deque[Request],
-    scheduler: Scheduler,
-    executor: Executor,
-    recorder: Recorder,
-) -> None:
-    """Several steps at once, between which there is nothing to decide: what each of them changes is the same, and
-    known."""
-    allocator, count = scheduler.allocator, together.count
-    waiting, running, blocked = scheduler.num_waiting, scheduler.num_running, scheduler.memory_blocked
-    steps = executor.coast(together, grown, min(until, arrivals[0].arrival_s) if arrivals else until)
-    allocator.fill(count)
-    allocator.owe(steps.grown[0])
-    usage, sharing = allocator.usage(), allocator.sharing()
-    on_host = allocator.host_blocks
-    first = Step(now, steps.ends[0], running, waiting, count, count, 0, usage, blocked, sharing, host_blocks=on_host)
-    if len(steps.ends) > 1:
-        allocator.fill(count * (len(steps.ends) - 1))
-        allocator.owe(sum(steps.grown) - steps.grown[0])
-    finished = scheduler.coasted(steps, steps.ends[-2] if len(steps.ends) > 1 else now)
-    recorder.coasted(first, steps, together, allocator.pool.block_size, bool(allocator.grows), finished)
 
 
 class _Patience:

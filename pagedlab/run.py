@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from pagedlab.allocator.host import Host
 from pagedlab.allocator.paged import PagedAllocator
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.allocator.prefixes import Prefixes
+from pagedlab.allocator.tiers import Tier, Tiers
 from pagedlab.analysis.display import Display
+from pagedlab.cluster import serve_replicas
 from pagedlab.config import parse_bytes
 from pagedlab.core.errors import ConfigError, PagedlabError
 from pagedlab.core.request import Request
@@ -26,6 +28,7 @@ from pagedlab.eviction.leaf_first import LeafFirst
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor
 from pagedlab.hardware.calibration.file import Calibration, calibration_of
 from pagedlab.hardware.calibration.hull import warnings
+from pagedlab.hardware.tiers import tier_settings
 from pagedlab.interrupts import Interrupted, Interrupts
 from pagedlab.model.architecture import architecture_of
 from pagedlab.model.config import read_config
@@ -43,12 +46,14 @@ from pagedlab.recorder.metrics import Slo, summarize
 from pagedlab.recorder.protocol import protocol
 from pagedlab.recorder.recorder import Recorder
 from pagedlab.recorder.redact import redact
+from pagedlab.recorder.replicas import shared_out
+from pagedlab.router.base import ROUTERS, Router
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.cohort import Foretold
 from pagedlab.scheduler.order.base import ORDERS
 from pagedlab.scheduler.scheduler import Scheduler
-from pagedlab.settings import Settings
+from pagedlab.settings import NameOnlySettings, Settings
 from pagedlab.workload.base import WORKLOADS, PromptTokenizer
 from pagedlab.workload.lazy_tokenizer import LazyTokenizer
 
@@ -71,6 +76,18 @@ class Lab:
     """What the constants of a simulation were measured by."""
     constants: str = ""
     """Where they are from, in words, where that is not said by `hardware`."""
+    others: list[tuple[Executor, Scheduler]] = field(default_factory=list)
+    """Of several replicas, those beside the first."""
+    router: Router | None = None
+
+    @property
+    def replicas(self) -> list[tuple[Executor, Scheduler]]:
+        return [(self.executor, self.scheduler), *self.others]
+
+    @property
+    def num_requests(self) -> int:
+        """Follow-ups included."""
+        return sum(1 + (request.follow_up.turns if request.follow_up else 0) for request in self.requests)
 
 
 def build(settings: Settings, interrupts: Interrupts) -> Lab:
@@ -106,12 +123,36 @@ def build(settings: Settings, interrupts: Interrupts) -> Lab:
     calibration = calibration_of(settings, architecture_of(config)) if simulated else None
     if calibration is not None:
         settings = replace(settings, hardware=calibration.hardware)
-    executor = EXECUTORS[settings.executor.name].create(settings, folder, shape, cache)
-    skip = simulated and settings.executor.skip and not settings.record_blocks
-    scheduler = build_scheduler(settings, executor.num_blocks, max_model_len, executor.foretold, skip)
-    give_host_pool(scheduler, executor, settings.block_size * per_token)
+
+    def engine() -> tuple[Executor, Scheduler]:
+        executor = EXECUTORS[settings.executor.name].create(settings, folder, shape, cache)
+        skip = simulated and settings.executor.skip and not settings.record_blocks
+        scheduler = build_scheduler(settings, executor.num_blocks, max_model_len, executor.foretold, skip)
+        give_host_pool(scheduler, executor, settings.block_size * per_token)
+        give_tiers(settings, scheduler, settings.block_size * per_token)
+        return executor, scheduler
+
+    (executor, scheduler), *others = [engine() for _ in range(settings.replicas)]
     constants = _constants(settings, calibration) if simulated and settings.hardware.name == "local" else ""
-    return Lab(requests, executor, scheduler, max_model_len, per_token, _budget(settings)[1], calibration, constants)
+    return Lab(
+        requests,
+        executor,
+        scheduler,
+        max_model_len,
+        per_token,
+        _budget(settings)[1],
+        calibration,
+        constants,
+        others,
+        build_router(settings, executor.num_blocks),
+    )
+
+
+def build_router(settings: Settings, num_blocks: int) -> Router | None:
+    choice = settings.router
+    if choice.name == "none":
+        return None
+    return ROUTERS[choice.name](choice, settings.replicas, settings.block_size, num_blocks, settings.seed)
 
 
 def give_host_pool(scheduler: Scheduler, executor: Executor, block_bytes: int) -> None:
@@ -189,6 +230,22 @@ def build_allocator(settings: Settings, num_blocks: int, max_model_len: int) -> 
     index = PREFIX_CACHES[choice.name](size, Digest(choice.hash), identity)
     pool = CachingPool(num_blocks, size, eviction)
     return PagedAllocator(pool, max_model_len, Prefixes(index, pool, choice.pin_blocks))
+
+
+def give_tiers(settings: Settings, scheduler: Scheduler, block_bytes: int) -> None:
+    """What lies below the prefix cache, if anything does."""
+    allocator, levels = scheduler.allocator, []
+    for name, tier in tier_settings(settings.tiers).items():
+        capacity = int(tier.gib * 2**30) // block_bytes
+        if capacity < 1:
+            raise ConfigError(
+                f"tiers.{name}.gib={tier.gib}: less than one block of {settings.block_size} slots, which takes "
+                f"{block_bytes} bytes, expected more, or 0"
+            )
+        policy = EVICTIONS[tier.eviction](capacity, NameOnlySettings(tier.eviction), settings.seed)
+        levels.append(Tier(name, capacity, policy))
+    if isinstance(allocator, PagedAllocator) and allocator.prefixes is not None:
+        allocator.prefixes.tiers = Tiers(levels)
 
 
 def _pool(settings: Settings, num_blocks: int) -> BlockPool:
@@ -274,7 +331,7 @@ def run(
     """
     show.doing(f"loading {settings.model.path or settings.model.name}")
     lab = None
-    recorder = Recorder()
+    recorders = [Recorder()]
     failure: BaseException | None = None
     status = "interrupted"
     # All of it deferred: torch aborts the process when an exception strikes its import, and a step, a summary and a
@@ -283,15 +340,10 @@ def run(
         try:
             lab = build(settings, interrupts)
             interrupts.raise_if_requested()
-            recorder = Recorder(show.serving(lab), BlockMap() if settings.record_blocks else None)
-            finished = serve(
-                lab.requests,
-                lab.scheduler,
-                lab.executor,
-                recorder,
-                lambda: interrupts.requested,
-                settings.audit_every,
-            )
+            block_map = BlockMap if settings.record_blocks else lambda: None
+            on_progress = show.serving(lab)
+            recorders = [Recorder(on_progress, i, block_map()) for i in range(len(lab.replicas))]
+            finished = _serve(lab, recorders, lambda: interrupts.requested, settings.audit_every)
             status = "completed" if finished else "interrupted"
         except PagedlabError:
             raise
@@ -304,22 +356,26 @@ def run(
             interrupts.finish()
             show.done()
             if lab is not None:
-                lab.executor.close()
+                for executor, _ in lab.replicas:
+                    executor.close()
         num_blocks = lab.scheduler.allocator.pool.num_blocks if lab else 0
         host_blocks = lab.executor.num_host_blocks if lab else 0
         slo = Slo(settings.slo.ttft_s, settings.slo.tpot_s)
         weights = (settings.scheduler.vtc.input_weight, settings.scheduler.vtc.output_weight)
-        summary = summarize(recorder, num_blocks, settings.block_size, status, host_blocks, slo, weights)
+        what = (num_blocks, settings.block_size, status, host_blocks, slo, weights)
+        summary = summarize(recorders, *what)
+        if len(recorders) > 1:
+            summary |= shared_out([summarize(recorder, *what) for recorder in recorders])
         summary |= labels(settings, lab)
         if failure is not None:
             summary["error"] = f"{type(failure).__name__}: {failure}"
         if lab is not None and lab.calibration is not None:
-            summary["outside_calibration"] = warnings(lab.calibration.hull, reached(recorder))
+            summary["outside_calibration"] = warnings(lab.calibration.hull, reached(*recorders))
             show.warn(summary["outside_calibration"])
         summary = redact(summary)
         config_yaml = yaml.safe_dump(redact(config), sort_keys=False, allow_unicode=True)
         folder = run_dir if status == "completed" or not holds_completed_run(run_dir) else run_dir / status
-        write_run_folder(folder, config_yaml, environment(settings.seed), recorder, summary, slo)
+        write_run_folder(folder, config_yaml, environment(settings.seed), recorders, summary, slo)
     if status != "completed":
         print(f"run folder: {folder}")
     if failure is not None:
@@ -328,12 +384,22 @@ def run(
     return summary
 
 
-def reached(recorder: Recorder) -> dict[str, int]:
+def _serve(lab: Lab, recorders: list[Recorder], stop_requested: Callable[[], bool], audit_every: int) -> bool:
+    if lab.router is None:
+        return serve(lab.requests, lab.scheduler, lab.executor, recorders[0], stop_requested, audit_every)
+    replicas = [
+        (scheduler, executor, recorder) for (executor, scheduler), recorder in zip(lab.replicas, recorders, strict=True)
+    ]
+    return serve_replicas(lab.requests, replicas, lab.router, stop_requested, audit_every)
+
+
+def reached(*recorders: Recorder) -> dict[str, int]:
     """The most tokens and sequences of a step, and the longest context, of a run."""
+    seqs = [seq for recorder in recorders for seq in recorder.sequences]
     return {
-        "tokens": int(recorder.steps.column("tokens").max(initial=0)),
-        "sequences": int(recorder.steps.column("batch").max(initial=0)),
-        "context": max((part.computed for seq in recorder.sequences for part in (seq, *seq.branches)), default=0),
+        "tokens": max(int(recorder.steps.column("tokens").max(initial=0)) for recorder in recorders),
+        "sequences": max(int(recorder.steps.column("batch").max(initial=0)) for recorder in recorders),
+        "context": max((part.computed for seq in seqs for part in (seq, *seq.branches)), default=0),
     }
 
 
@@ -359,6 +425,8 @@ def labels(settings: Settings, lab: Lab | None) -> dict[str, Any]:
         "prefix_cache": settings.prefix_cache.name,
         "eviction": settings.eviction.name if settings.prefix_cache.name != "none" else None,
         "workload": settings.workload.name,
+        "replicas": settings.replicas,
+        "router": settings.router.name if settings.router.name != "none" else None,
         "seed": settings.seed,
         "max_model_len": lab.max_model_len if lab else None,
         "kv_bytes_per_token": lab.kv_bytes_per_token if lab else None,

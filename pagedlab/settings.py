@@ -184,6 +184,25 @@ class PrefixCacheSettings:
 
 
 @dataclass
+class TierSettings:
+    """gib: capacity; 0 is no such tier. bandwidth_gb_s: 1e9 bytes a second on the way up; null is hardware.pcie_gb_s of
+    all devices. latency_us: of each request's blocks. eviction: a policy without settings of its own."""
+
+    gib: float
+    bandwidth_gb_s: Optional[float]
+    latency_us: float
+    eviction: str
+
+
+@dataclass
+class TiersSettings:
+    """Below the prefix cache of a simulated device: what it evicts goes to the host, from there to the disk."""
+
+    host: TierSettings
+    disk: TierSettings
+
+
+@dataclass
 class PreemptionSettings:
     name: str
     victim: str
@@ -308,6 +327,40 @@ class SyntheticSettings:
     pin_shared_prefix: bool
     cache_priorities: list[int]
     tenants: int
+    clients: int
+    priorities: list[int]
+    arrival: ArrivalSettings
+
+
+@dataclass
+class ThinkSettings:
+    """Seconds between an answer and the next message: distribution fixed or exponential, of a mean."""
+
+    distribution: str
+    mean_s: float
+
+
+@dataclass
+class DialoguesSettings:
+    """Conversations of random tokens. Each begins at its arrival with a system prompt (of `system_prompts` different
+    ones of `system_tokens` tokens, in turn) and a message; a think time after each answer the next message comes, whose
+    prompt is all that was said before, and the message.
+
+    turns: messages of a dialogue: fixed, uniform or lognormal. prompt: tokens of a message. output: tokens of an
+    answer. max_tokens: declared by every client; null declares exactly the drawn output length. pin_system: keep the
+    system prompts in the prefix cache, as far as its pins may. clients, priorities: go to the dialogues in turn.
+    """
+
+    name: str
+    num_dialogues: int
+    turns: LengthSettings
+    think: ThinkSettings
+    prompt: LengthSettings
+    output: LengthSettings
+    max_tokens: Optional[int]
+    system_tokens: int
+    system_prompts: int
+    pin_system: bool
     clients: int
     priorities: list[int]
     arrival: ArrivalSettings
@@ -464,6 +517,25 @@ class SimulatedExecutorSettings:
 
 
 @dataclass
+class LeastLoadedSettings:
+    """by: requests or tokens, that have not come back."""
+
+    name: str
+    by: str
+
+
+@dataclass
+class PrefixAwareSettings:
+    """cache_threshold: the share of a prompt, 0 to 1, that a replica must have seen to be chosen for it. Where replicas
+    are more than balance_requests requests apart, and balance_ratio times, the load alone decides."""
+
+    name: str
+    cache_threshold: float
+    balance_requests: int
+    balance_ratio: float
+
+
+@dataclass
 class NoTrackerSettings:
     name: str
 
@@ -500,9 +572,10 @@ class Settings:
     The KV budget is at most one of kv_num_blocks, kv_bytes (a number, or text like 512MiB) and kv_fraction (of
     the memory free once the model is loaded); none is 1 GiB, and in a simulation all that is left of the device.
     max_model_len: the most tokens of one sequence in the cache (the last generated one is never fed); null is the
-    model's own limit. audit_every: check every invariant each so many steps; 0 only at the end. record_blocks: sample
-    who holds which block, for the map of the pool in `pagedlab report`; steps are then taken one by one. seeds: run once
-    for each of them, from a cold cache each time, instead of once for `seed`.
+    model's own limit. audit_every: check every invariant each so many steps; 0 only at the end. replicas: engines with
+    a pool of that budget each, behind the router. record_blocks: sample who holds which block, for the map of the pool
+    in `pagedlab report`; steps are then taken one by one. seeds: run once for each of them, from a cold cache each time,
+    instead of once for `seed`.
 
     Of a sweep: resume skips what its folder holds finished; fail_fast stops at the first failure; jobs of them run at
     once, none for longer than job_timeout_s; allow_parallel_timing lets them measure by the wall clock all the same.
@@ -518,6 +591,7 @@ class Settings:
     audit_every: int
     record_blocks: bool
     progress: bool
+    replicas: int
     model: ModelSettings
     hardware: HardwareSettings
     kernel: KernelSettings
@@ -528,8 +602,10 @@ class Settings:
     slo: SloSettings
     prefix_cache: Any
     eviction: Any
+    tiers: TiersSettings
     executor: Any
     workload: Any
+    router: Any
     tracker: Any
     system: SystemSettings
     seeds: Optional[list[int]] = None
@@ -576,6 +652,7 @@ OPTIONS: dict[str, dict[str, type]] = {
     "workload": {
         "sharegpt": ShareGPTSettings,
         "synthetic": SyntheticSettings,
+        "dialogues": DialoguesSettings,
         **dict.fromkeys(("azure", "burstgpt", "token_counts", "request_lines"), TraceSettings),
         "mooncake": BlockTraceSettings,
     },
@@ -601,6 +678,11 @@ OPTIONS: dict[str, dict[str, type]] = {
         "ttl_pin": TtlPinSettings,
     },
     "tracker": {"none": NoTrackerSettings, "wandb": WandbSettings, "trackio": TrackioSettings},
+    "router": {
+        **dict.fromkeys(("none", "round_robin", "random"), NameOnlySettings),
+        "least_loaded": LeastLoadedSettings,
+        "prefix_aware": PrefixAwareSettings,
+    },
 }
 
 

@@ -64,3 +64,20 @@ def test_the_engine_and_its_assembly_import_no_torch(module):
     program = f"import sys, {module}; print([m for m in ('torch', 'transformers', 'wandb') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_simulation_is_served_without_torch_or_transformers(tmp_path):
+    """Nor what else takes long to import: from the command to the first request is under a second of processor time."""
+    program = f"""
+import sys
+from pagedlab.experiments.serve import main
+
+sys.argv = ["serve", "executor=simulated", "hardware=a100_40gb", "model=opt_13b", "workload=synthetic"]
+sys.argv += ["workload.num_requests=2", "replicas=2", "router=prefix_aware", "hydra.run.dir={tmp_path}"]
+main()
+slow = ("torch", "transformers", "tokenizers", "wandb", "numba", "triton", "scipy", "matplotlib")
+print([module for module in slow if module in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert (tmp_path / "summary.json").is_file()

@@ -56,19 +56,22 @@ class Sharing(NamedTuple):
     copied_tokens: int = 0
     evictions: int = 0
     regretted: int = 0
+    host_hit_tokens: int = 0
+    disk_hit_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
     """What a sequence gets at its admission: blocks and the slots promised in them. filled: slots that hold its tokens
     already, from a prefix cache. shared: slots among them that others hold as well. copies: (source, destination)
-    blocks to be copied before it writes."""
+    blocks to be copied before it writes. loads: (tier, blocks) to be brought up before it goes on."""
 
     table: list[int]
     promised: int
     filled: int = 0
     shared: int = 0
     copies: list[tuple[int, int]] = field(default_factory=list)
+    loads: list[tuple[str, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from pagedlab.allocator.base import ALLOCATORS, Allocator, Grant, Holding, Restored, Sharing, blocks_for
@@ -144,7 +145,8 @@ class PagedAllocator(Allocator):
         table = prefixes.take(seq, match)
         table += self.pool.allocate(blocks - len(table))
         copies = [(match.partial.block, table[len(match.nodes)])] if match.partial else []
-        return {seq.key: Grant(table, seq.num_tokens, match.num_tokens(size), shared, copies)}
+        loads = list(Counter(match.below).items())
+        return {seq.key: Grant(table, seq.num_tokens, match.num_tokens(size), shared, copies, loads)}
 
     def time(self, now_s: float) -> None:
         if self.prefixes is not None:
@@ -155,7 +157,8 @@ class PagedAllocator(Allocator):
         if self.prefixes is None:
             return shared
         c = self.prefixes.counts
-        return Sharing(shared.mapped, shared.saved, c.queried, c.hit, c.lost, c.copied, c.evictions, c.regretted)
+        counts = (c.queried, c.hit, c.lost, c.copied, c.evictions, c.regretted, c.below["host"], c.below["disk"])
+        return Sharing(shared.mapped, shared.saved, *counts)
 
     def computed(self, seq: Sequence) -> bool:
         if self.prefixes is None or seq.key not in self.holdings:

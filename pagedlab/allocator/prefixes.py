@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field, replace
 
 from pagedlab.allocator.caching_pool import CachingPool
+from pagedlab.allocator.tiers import Tiers
 from pagedlab.core.errors import InvariantError
 from pagedlab.core.request import Sequence
 from pagedlab.eviction.base import Entry, Retention
@@ -20,8 +21,9 @@ _REMEMBERED_POOLS = 16
 class PrefixCounts:
     """Sums since the start, of an empty cache. queried, hit: tokens known at each admission, and how many of them were
     cached and used. lost: cached and of no use, because blocks are shared whole and one token is to be computed.
-    copied: of those hit, copied out of a block that is not shared. evictions: blocks that left the cache. regretted:
-    blocks asked for that had been evicted since they were last cached."""
+    copied: of those hit, copied out of a block that is not shared. below: of those hit, brought up, by tier. evictions:
+    blocks that left the cache. regretted: blocks asked for that had been evicted since they were last cached, and are
+    in no tier."""
 
     queried: int = 0
     hit: int = 0
@@ -29,6 +31,7 @@ class PrefixCounts:
     copied: int = 0
     evictions: int = 0
     regretted: int = 0
+    below: Counter[str] = field(default_factory=Counter)
 
 
 class Prefixes:
@@ -39,19 +42,34 @@ class Prefixes:
 
     def __init__(self, index: PrefixCache, pool: CachingPool, pin_blocks: int = 0):
         self.index = index
+        self.tiers = Tiers([])
+        """Where evicted blocks go."""
         self.pool = pool
         self.pin_blocks = pin_blocks
         self.counts = PrefixCounts()
         self._evicted: OrderedDict[int, None] = OrderedDict()  # the last so many, the latest at the end
-        self._memo: tuple[Sequence | None, int, int, Match] = (None, -1, -1, Match([]))
+        self._memo: tuple[Sequence | None, int, int, int, Match] = (None, -1, -1, -1, Match([]))
         pool.evicted = self._on_evicted
 
     def match(self, seq: Sequence) -> Match:
         """What a request would find now. The same question is answered once: a scheduler asks it again and again."""
-        known = (seq, self.index.version, seq.num_tokens)
-        if self._memo[0] is not seq or self._memo[1:3] != known[1:]:
-            self._memo = (*known, self.index.match(seq))
-        return self._memo[3]
+        known = (seq, self.index.version, self.tiers.version, seq.num_tokens)
+        if self._memo[0] is not seq or self._memo[1:4] != known[1:]:
+            self._memo = (*known, self._matched(seq))
+        return self._memo[4]
+
+    def _matched(self, seq: Sequence) -> Match:
+        match, below = self.index.match(seq), []
+        if not self.tiers.levels:
+            return match
+        size, last = self.index.block_size, seq.num_tokens - 1  # one token is to be computed
+        for block in range(len(match.nodes), last // size):
+            tier = self.tiers.find(self.index.key(seq, block))
+            if tier is None:
+                break
+            below.append(tier.name)
+        # A whole block is more than what could be copied of it.
+        return replace(match, partial=None, copied=0, lost=0, below=tuple(below)) if below else match
 
     def idle(self, match: Match) -> int:
         """How many of the blocks that a match would hold count as available as long as nobody takes them."""
@@ -70,7 +88,11 @@ class Prefixes:
         size = self.index.block_size
         for block in range(len(blocks), seq.num_tokens // size):
             key = self.index.key(seq, block)
-            counts.regretted += key in self._evicted
+            self.tiers.asked(key)
+            if block < len(blocks) + len(match.below):
+                self.tiers.remove(key)
+            else:
+                counts.regretted += key in self._evicted
             if key not in self.index.nodes:  # as the last block of a text that is cached whole
                 self.pool.eviction.miss(key)
         chain = self.index.chain(seq)
@@ -79,6 +101,8 @@ class Prefixes:
         counts.hit += match.num_tokens(size)
         counts.copied += match.copied
         counts.lost += match.lost
+        for name in match.below:
+            counts.below[name] += size
         if request.pin_tokens:
             self._pin(request.pin_tokens, match.nodes)
         return blocks
@@ -130,10 +154,10 @@ class Prefixes:
         if node is None:
             return None
         self._evicted.pop(key, None)
-        entry = Entry(parent.key if parent.depth >= 0 else None, node.depth, node.num_tokens)
+        self.tiers.remove(key)  # computed again, as a block before it was nowhere
         end = node.depth * index.block_size + node.num_tokens
         pinned = end <= seq.request.pin_tokens and self.pool.num_pinned < self.pin_blocks
-        self.pool.cache(place, key, entry, self._retention(seq), pinned and self._parent_pinned(parent))
+        self.pool.cache(place, key, _entry(node), self._retention(seq), pinned and self._parent_pinned(parent))
         return node
 
     def _parent_pinned(self, parent: Node) -> bool:
@@ -151,8 +175,13 @@ class Prefixes:
         return Retention(seq.request.cache_priority, seq.request.cache_ttl_s)
 
     def _on_evicted(self, key: int) -> list[int]:
-        gone = [node.key for node in self.index.remove(self.index.nodes[key])]
+        nodes = self.index.remove(self.index.nodes[key])
+        gone = [node.key for node in nodes]
         self.counts.evictions += len(gone)
+        if self.tiers.levels:
+            for node in reversed(nodes):  # the deepest first, as they are let go of
+                if node.num_tokens == self.index.block_size:
+                    self.tiers.put(node.key, _entry(node))
         for left in gone:
             self._evicted[left] = None
         while len(self._evicted) > max(_REMEMBERED, _REMEMBERED_POOLS * self.pool.num_blocks):
@@ -170,3 +199,9 @@ class Prefixes:
             raise InvariantError(f"{len(self.index.nodes)} blocks are indexed, {self.pool.num_cached} cached")
         if self.pool.num_pinned > self.pin_blocks:
             raise InvariantError(f"{self.pool.num_pinned} blocks are pinned, at most {self.pin_blocks} may be")
+        self.tiers.audit(self.index.nodes.keys())
+
+
+def _entry(node: Node) -> Entry:
+    parent = node.parent
+    return Entry(parent.key if parent is not None and parent.depth >= 0 else None, node.depth, node.num_tokens)

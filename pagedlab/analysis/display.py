@@ -38,10 +38,11 @@ class Display:
         """Open the progress bar; returns what the recorder calls after each step."""
         pool = lab.scheduler.allocator.pool
         slots = pool.num_blocks * pool.block_size
+        each = f"each of {len(lab.replicas)} replicas, " if lab.others else ""
         self._out.print(
-            f"KV cache: {pool.num_blocks} blocks x {pool.block_size} slots = {slots} tokens, "
+            f"KV cache: {each}{pool.num_blocks} blocks x {pool.block_size} slots = {slots} tokens, "
             f"{slots * lab.kv_bytes_per_token / 2**20:.1f} MiB; "
-            f"{len(lab.requests)} requests, max_model_len {lab.max_model_len}; KV memory by {lab.kv_budget}",
+            f"{lab.num_requests} requests, max_model_len {lab.max_model_len}; KV memory by {lab.kv_budget}",
             highlight=False,
             soft_wrap=True,
         )
@@ -58,18 +59,22 @@ class Display:
             transient=True,
         )
         self._bar.start()
-        task = self._bar.add_task("", total=len(lab.requests))
+        task = self._bar.add_task("", total=lab.num_requests)
         started, shown = time.monotonic(), 0.0
+        seen: dict[int, Recorder] = {}  # of each replica
 
         def update(recorder: Recorder) -> None:
             nonlocal shown
             now = time.monotonic()
+            seen[recorder.replica] = recorder
             if now - shown >= _REFRESH_S and self._bar is not None:
                 shown = now
-                step = recorder.steps[-1]
-                ended = recorder.num_finished + sum(bool(seq.refusal) for seq in recorder.sequences)
-                rate = recorder.output_tokens / max(now - started, 1e-9)
-                text = f"{step.running} running, {step.waiting} waiting, {rate:.0f} output tokens/s"
+                all_of = seen.values()
+                last = [each.steps[-1] for each in all_of]
+                ended = sum(each.num_finished + sum(bool(seq.refusal) for seq in each.sequences) for each in all_of)
+                rate = sum(each.output_tokens for each in all_of) / max(now - started, 1e-9)
+                running, waiting = sum(step.running for step in last), sum(step.waiting for step in last)
+                text = f"{running} running, {waiting} waiting, {rate:.0f} output tokens/s"
                 self._bar.update(task, completed=ended, description=text)
 
         return update
@@ -90,6 +95,8 @@ class Display:
         self._out.print(latency_table(summary))
         if "per_seed" in summary:
             self._out.print(seeds_table(summary))
+        if "per_replica" in summary:
+            self._out.print(replicas_table(summary))
         self._out.print(verdict(summary), highlight=False, soft_wrap=True)
 
 
@@ -165,6 +172,10 @@ def memory_table(s: dict[str, Any]) -> Table:
     if s["prefix_queried_tokens"]:
         left.append(("prefix cache: hit, of known tokens", "prefix_hit_rate"))
         right.append(("hit tokens, lost to block size", f"{s['prefix_hit_tokens']}, {s['prefix_lost_tokens']}"))
+    if s["tier_hit_rate"]:
+        left.append(("brought up from tiers, of known tokens", "tier_hit_rate"))
+        hits = ", ".join(str(tokens) for tokens in s["tier_hit_tokens"].values())
+        right.append(("hits: device, host, disk; s up", f"{hits}; {s['tier_load_s']:.2f}"))
     if s["swaps"] or s["swap_fallbacks"]:
         left.append(("of the host pool, in use", "host_used_fraction"))
         right.append(("swaps, fallbacks", f"{s['swaps']}, {s['swap_fallbacks']}"))
@@ -200,6 +211,28 @@ def latency_table(s: dict[str, Any]) -> Table:
     for label, key in rows:
         values = [s[key][column] for column in ("mean", "p50", "p90", "p99")]
         table.add_row(label, *("-" if v is None else f"{v:.4f}" for v in values))
+    return table
+
+
+def replicas_table(s: dict[str, Any]) -> Table:
+    balance = f"{100 * s['replica_balance']:.0f} % even"
+    table = Table(title=f"replicas behind {s['router']}: computed tokens {balance}", title_justify="left")
+    columns = {
+        "requests": ("num_requests", "{}"),
+        "computed tokens": ("computed_tokens", "{}"),
+        "output tokens/s": ("output_tokens_per_s", "{:.1f}"),
+        "mean batch": ("mean_batch_size", "{:.1f}"),
+        "waste": ("kv_waste_fraction", "{:.2%}"),
+        "prefix hits": ("prefix_hit_rate", "{:.2%}"),
+        "preemptions": ("preemptions", "{}"),
+        "TTFT, mean": ("mean_ttft_s", "{:.4f}"),
+    }
+    for column in ("replica", *columns):
+        table.add_column(column, justify="right")
+    of = s["per_replica"]
+    for i in range(s["replicas"]):
+        values = [(shown, of[key][i]) for key, shown in columns.values()]
+        table.add_row(str(i), *("-" if value is None else shown.format(value) for shown, value in values))
     return table
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -66,6 +66,8 @@ class Request:
     To a prefix cache: cache_salt and adapter keep requests apart that do not have the same. cache_priority (0 to 100)
     and cache_ttl_s (seconds) are for eviction policies that go by them. The blocks of its first pin_tokens tokens stay
     cached, as far as pins may.
+
+    follow_up: what its client asks once it has the answer.
     """
 
     id: int
@@ -82,6 +84,7 @@ class Request:
     pin_tokens: int = 0
     client: str = ""
     priority: int = 0
+    follow_up: FollowUp | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -96,6 +99,17 @@ class Request:
     def width(self) -> int:
         """Sequences that run side by side to serve it."""
         return self.sampling.width
+
+
+class FollowUp(Protocol):
+    """The turns of a conversation that are still to come."""
+
+    @property
+    def turns(self) -> int:
+        """How many, each after the answer to the one before."""
+
+    def request(self, before: Request, answer: np.ndarray, ended_s: float) -> Request:
+        """The next one. before: the turn that ended at ended_s seconds; answer: what was generated, int32 [tokens]."""
 
 
 class Status(Enum):

@@ -16,15 +16,16 @@ import psutil
 from pagedlab.core.clock import VirtualClock
 from pagedlab.core.errors import ConfigError, InvariantError
 from pagedlab.core.mixing import mix, uniform
-from pagedlab.core.plan import Choice, Coasted, Outcome, Plan, Together
+from pagedlab.core.plan import Choice, Coasted, Load, Outcome, Plan, Together
 from pagedlab.core.request import Request, Sequence
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason, num_candidates, output_limit
 from pagedlab.hardware.cost import CostModel, StepWork
+from pagedlab.hardware.tiers import load_s, tier_settings
 from pagedlab.model.architecture import architecture_of
 from pagedlab.model.config import read_config
 from pagedlab.model.dtype import dtype_bytes
 from pagedlab.model.shape import ModelShape
-from pagedlab.settings import Settings
+from pagedlab.settings import Settings, TierSettings
 
 # Python holds each of the ints below 257 once, so a list of them takes 8 bytes a token and no object.
 _DISTINCT = 256
@@ -43,13 +44,21 @@ class SimulatedExecutor(Executor):
     name = "simulated"
 
     def __init__(
-        self, cost: CostModel, num_blocks: int, vocab_size: int, overlap: bool = False, num_host_blocks: int = 0
+        self,
+        cost: CostModel,
+        num_blocks: int,
+        vocab_size: int,
+        overlap: bool = False,
+        num_host_blocks: int = 0,
+        tiers: dict[str, TierSettings] | None = None,
     ):
+        """tiers: by name, those that blocks are brought up from."""
         self.clock = VirtualClock()
         self.cost = cost
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.overlap = overlap
+        self._tiers = tiers or {}
         distinct = min(vocab_size, _DISTINCT)
         self._ring = list(range(distinct))
         self._vocab_size = vocab_size
@@ -70,7 +79,8 @@ class SimulatedExecutor(Executor):
                 f"{num_blocks + num_host_blocks} blocks: a simulation takes {_BYTES_OF_A_BLOCK} bytes for each, this "
                 f"machine has {available} free"
             )
-        return cls(cost, num_blocks, shape.vocab_size, settings.executor.overlap, num_host_blocks)
+        tiers = tier_settings(settings.tiers)
+        return cls(cost, num_blocks, shape.vocab_size, settings.executor.overlap, num_host_blocks, tiers)
 
     def output_tokens(self, request: Request, start: int, stop: int) -> list[int]:
         """Made-up tokens: they count up from a number of the request's own, in a ring of at most 256."""
@@ -113,8 +123,12 @@ class SimulatedExecutor(Executor):
                 finish[i] = finish_reason(seq, tokens[i], frozenset())
         copy_s = self.cost.copy_s(len(plan.copies))
         out_s, in_s = (self.cost.swap_s(len(pairs)) for pairs in (plan.swapped_out, plan.swapped_in))
-        seconds = self.cost.step_s(work, self.overlap) + copy_s + out_s + in_s
-        return Outcome(tokens, finish, seconds, choices, copy_s, ended, out_s, in_s)
+        up_s = sum([self._load_s(load) for load in plan.loads], 0.0)
+        seconds = self.cost.step_s(work, self.overlap) + copy_s + out_s + in_s + up_s
+        return Outcome(tokens, finish, seconds, choices, copy_s, ended, out_s, in_s, up_s)
+
+    def _load_s(self, load: Load) -> float:
+        return load_s(self._tiers[load.tier], self.cost.hardware, load.blocks * self.cost.block_bytes)
 
     def coast(self, together: Together, grown: Iterator[int], until: float) -> Coasted:
         followed, now = self._together, self.clock.now()

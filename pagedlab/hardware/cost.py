@@ -102,6 +102,11 @@ class CostModel:
         self.dense_s = cache(self._dense_s)
         self.head_s = cache(self._head_s)
 
+    @property
+    def block_bytes(self) -> int:
+        """Of a block of the cache, counted in single copies of it."""
+        return self.block_size * self.model.shape.kv_bytes_per_token(self.width)
+
     # ---- a step ------------------------------------------------------------------------------------------------
 
     def price(self, work: StepWork) -> StepPrice:

@@ -90,15 +90,17 @@ class Chain:
 class Match:
     """What of a sequence's known tokens is cached. nodes: its first full blocks, to be shared. partial: a block of
     whose tokens the next `copied` are the sequence's: to be copied. lost: tokens behind what is hit that are cached as
-    well and of no use, since blocks are shared whole and one token at least is to be computed."""
+    well and of no use, since blocks are shared whole and one token at least is to be computed. below: names of
+    the tiers below the device that hold the full blocks after `nodes`, one for each."""
 
     nodes: list[Node]
     partial: Node | None = None
     copied: int = 0
     lost: int = 0
+    below: tuple[str, ...] = ()
 
     def num_tokens(self, block_size: int) -> int:
-        return len(self.nodes) * block_size + self.copied
+        return (len(self.nodes) + len(self.below)) * block_size + self.copied
 
 
 NOTHING = Match([])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,12 @@ def write_run_folder(
     folder: Path,
     config_yaml: str,
     env: dict[str, Any],
-    recorder: Recorder,
+    recorders: Seq[Recorder],
     summary: dict[str, Any],
     slo: Slo = NO_SLO,
 ) -> None:
-    """Write one run. A run that is already there is replaced: its summary goes first, so that at no moment a summary
-    stands beside another run's tables."""
+    """Write one run: recorders, of each replica. A run that is already there is replaced: its summary goes first, so
+    that at no moment a summary stands beside another run's tables."""
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(f"{TEMPORARY}*"):  # of a process that was killed while it wrote
         leftover.unlink()
@@ -37,11 +38,11 @@ def write_run_folder(
         (folder / stale).unlink(missing_ok=True)
     write_atomic(folder / "config.yaml", lambda path: path.write_text(config_yaml, encoding="utf-8"))
     write_json(folder / "env.json", env)
-    write_atomic(folder / "requests.parquet", lambda path: write_requests(path, recorder, slo))
-    write_table(folder / "timeline.parquet", timeline_table(recorder))
-    write_table(folder / "events.parquet", events_table(recorder))
-    if recorder.block_map is not None:
-        write_table(folder / "blocks.parquet", blocks_table(recorder.block_map))
+    write_atomic(folder / "requests.parquet", lambda path: write_requests(path, recorders, slo))
+    write_table(folder / "timeline.parquet", pa.concat_tables(map(timeline_table, recorders)))
+    write_table(folder / "events.parquet", pa.concat_tables(map(events_table, recorders)))
+    if recorders[0].block_map is not None:  # then there is one
+        write_table(folder / "blocks.parquet", blocks_table(recorders[0].block_map))
     write_json(folder / "summary.json", summary)
 
 
@@ -49,13 +50,14 @@ def write_table(target: Path, table: pa.Table) -> None:
     write_atomic(target, lambda path: pq.write_table(table, path, compression="zstd"))
 
 
-def write_requests(path: Path, recorder: Recorder, slo: Slo = NO_SLO) -> None:
-    """Some at a time: the tokens of a million requests are never in memory at once."""
-    first = requests_table(recorder, slo, slice(_AT_A_TIME))
+def write_requests(path: Path, recorders: Seq[Recorder], slo: Slo = NO_SLO) -> None:
+    """Replica by replica, some at a time: the tokens of a million requests are never in memory at once."""
+    first = requests_table(recorders[0], slo, slice(_AT_A_TIME))
     with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
         writer.write_table(first)
-        for start in range(_AT_A_TIME, len(recorder.sequences), _AT_A_TIME):
-            writer.write_table(requests_table(recorder, slo, slice(start, start + _AT_A_TIME)))
+        for recorder in recorders:
+            for start in range(_AT_A_TIME * (recorder is recorders[0]), len(recorder.sequences), _AT_A_TIME):
+                writer.write_table(requests_table(recorder, slo, slice(start, start + _AT_A_TIME)))
 
 
 def requests_table(recorder: Recorder, slo: Slo = NO_SLO, rows: slice = slice(None)) -> pa.Table:
@@ -67,6 +69,7 @@ def requests_table(recorder: Recorder, slo: Slo = NO_SLO, rows: slice = slice(No
     return pa.table(
         {
             "id": pa.array([s.id for s in seqs], pa.int64()),
+            "replica": pa.array([recorder.replica] * len(seqs), pa.int32()),
             "source": pa.array([s.request.source for s in seqs], pa.string()),
             "client": pa.array([s.request.client for s in seqs], pa.string()),
             "priority": pa.array([s.request.priority for s in seqs], pa.int64()),
@@ -123,6 +126,7 @@ def timeline_table(recorder: Recorder) -> pa.Table:
     tokens, prefill = steps.column("tokens"), steps.column("prefill_tokens")
     return pa.table(
         {
+            "replica": pa.array(np.full(len(steps), recorder.replica), pa.int32()),
             "step": pa.array(range(len(steps)), pa.int64()),
             "start_s": pa.array(steps.column("start_s"), pa.float64()),
             "end_s": pa.array(steps.column("end_s"), pa.float64()),
@@ -138,6 +142,8 @@ def timeline_table(recorder: Recorder) -> pa.Table:
             "blocks_saved": pa.array(steps.column("sharing.saved"), pa.int32()),
             "prefix_queried_tokens": pa.array(steps.column("sharing.queried_tokens"), pa.int64()),
             "prefix_hit_tokens": pa.array(steps.column("sharing.hit_tokens"), pa.int64()),
+            "prefix_host_hit_tokens": pa.array(steps.column("sharing.host_hit_tokens"), pa.int64()),
+            "prefix_disk_hit_tokens": pa.array(steps.column("sharing.disk_hit_tokens"), pa.int64()),
             "prefix_evicted_blocks": pa.array(steps.column("sharing.evictions"), pa.int64()),
             "blocks_copied": pa.array(steps.column("copies"), pa.int32()),
             "copy_s": pa.array(steps.column("copy_s"), pa.float64()),
@@ -146,6 +152,7 @@ def timeline_table(recorder: Recorder) -> pa.Table:
             "swap_out_s": pa.array(steps.column("swap_out_s"), pa.float64()),
             "swap_in_s": pa.array(steps.column("swap_in_s"), pa.float64()),
             "host_blocks": pa.array(steps.column("host_blocks"), pa.int32()),
+            "load_s": pa.array(steps.column("load_s"), pa.float64()),
             "admission_estimate": pa.array(steps.column("admission_estimate"), pa.float64(), from_pandas=True),
             "preemptions": pa.array(np.cumsum(preempted[: len(steps)]), pa.int64()),
         }
@@ -193,6 +200,7 @@ def events_table(recorder: Recorder) -> pa.Table:
     ]
     schema = pa.schema(
         [
+            ("replica", pa.int32()),
             ("time_s", pa.float64()),
             ("step", pa.int64()),
             ("kind", pa.string()),
@@ -211,4 +219,5 @@ def events_table(recorder: Recorder) -> pa.Table:
             ("recompute_estimate_s", pa.float64()),
         ]
     )
-    return pa.Table.from_pylist(sorted(rows, key=lambda row: row["step"]), schema=schema)
+    rows = [{"replica": recorder.replica} | row for row in sorted(rows, key=lambda row: row["step"])]
+    return pa.Table.from_pylist(rows, schema=schema)

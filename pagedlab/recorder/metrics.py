@@ -11,10 +11,12 @@ Memory: the split of the slots, weighted by the time that each row of the timeli
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from math import isnan, nan
 from operator import sub
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +26,8 @@ from pagedlab.core.request import Sequence, Status
 from pagedlab.core.told import Stamps
 from pagedlab.recorder.fairness import service_gap
 from pagedlab.recorder.recorder import Recorder
+
+T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 SIZE_CLASSES = (64, 256, 1024, 4096)  # prompt tokens, up to which one is of that class
@@ -155,10 +159,10 @@ def waits(recorder: Recorder) -> dict[int, float]:
     return {id: start - arrivals[id] for id, start in recorder.admitted_s.items()}
 
 
-def waits_by_size(recorder: Recorder, waited: dict[int, float]) -> dict[str, dict[str, float | None]]:
+def waits_by_size(seqs: list[Sequence], waited: dict[int, float]) -> dict[str, dict[str, float | None]]:
     """How long prompts of each class of size waited to be admitted. waited: as `waits` says."""
     of: dict[int | None, list[float]] = {limit: [] for limit in (*SIZE_CLASSES, None)}
-    for seq in recorder.sequences:
+    for seq in seqs:
         if seq.id in waited:
             size = seq.request.prompt_tokens
             of[next((limit for limit in SIZE_CLASSES if size <= limit), None)].append(waited[seq.id])
@@ -232,8 +236,42 @@ def _over_time(values: np.ndarray, seconds: np.ndarray) -> float:
     return float(np.sum(values * seconds))
 
 
+class _Run:
+    """One engine's timeline, and how long each row of it holds."""
+
+    def __init__(self, recorder: Recorder):
+        self.recorder = recorder
+        self.weights = durations(recorder)
+        self.duration = float(self.weights.sum())
+        self.split = split_over_time(recorder)
+        self.held: np.ndarray = sum(self.split[kind] for kind in ("token_states", "reserved", "internal", "block_tail"))
+        self.full = recorder.steps.column("memory_blocked")
+        self.done = [seq for seq in recorder.sequences if seq.status is Status.FINISHED]
+
+    def prefill_saved_s(self) -> float:
+        """What the hits would have taken, at the mean time that a token of a prompt took."""
+        tokens, prefill = self.column("tokens"), self.column("prefill_tokens")
+        fed = prefill / np.maximum(1, tokens)
+        return self.sharing.hit_tokens * ratio(float(fed @ self.weights), int(prefill.sum()))
+
+    @property
+    def sharing(self) -> Sharing:
+        """At the end."""
+        return self.recorder.steps[-1].sharing if len(self.recorder.steps) else Sharing()
+
+    def column(self, name: str) -> np.ndarray:
+        return self.recorder.steps.column(name)
+
+
+def _peak_batch(runs: list[_Run]) -> int:
+    """The most sequences that ran at once, on all replicas."""
+    times = np.concatenate([run.column("start_s") for run in runs])
+    changes = np.concatenate([np.diff(run.column("running"), prepend=0) for run in runs])
+    return int(np.cumsum(changes[np.argsort(times, kind="stable")]).max(initial=0))
+
+
 def summarize(
-    recorder: Recorder,
+    recorders: Recorder | Seq[Recorder],
     num_blocks: int,
     block_size: int,
     status: str,
@@ -242,34 +280,50 @@ def summarize(
     service_weights: tuple[float, float] = (1.0, 2.0),
 ) -> dict[str, Any]:
     """The scalars of a run. status: completed, interrupted or failed. service_weights: of a prompt's and of a generated
-    token, in the service gap."""
-    seqs = recorder.sequences
-    done = [seq for seq in seqs if seq.status is Status.FINISHED]
-    weights = durations(recorder)
-    duration = float(weights.sum())
-    split = split_over_time(recorder)
-    slot_seconds = {kind: _over_time(slots, weights) for kind, slots in split.items()}
-    pool_seconds = num_blocks * block_size * duration
+    token, in the service gap.
+
+    Of several replicas, each with its own pool of num_blocks: counts, rates and batches are of all together, and the
+    run lasts as long as the longest. Shares of memory and of time are over the time that each was running; peaks of
+    them, and the service gap, are the highest of one replica.
+    """
+    runs = [_Run(recorder) for recorder in ([recorders] if isinstance(recorders, Recorder) else recorders)]
+
+    def over_time(value: Callable[[_Run], np.ndarray]) -> float:
+        return sum(_over_time(value(run), run.weights) for run in runs)
+
+    def total(column: str) -> Any:
+        return sum(run.column(column).sum() for run in runs)
+
+    def peak(value: Callable[[_Run], np.ndarray]) -> float:
+        return float(max(np.max(value(run), initial=0) for run in runs))
+
+    def records(of: Callable[[Recorder], Seq[tuple[float, int, T]]]) -> list[T]:
+        return [record for run in runs for _, _, record in of(run.recorder)]
+
+    seqs = [seq for run in runs for seq in run.recorder.sequences]
+    done = [seq for run in runs for seq in run.done]
+    duration, running_s = max(run.duration for run in runs), sum(run.duration for run in runs)
+    slot_seconds = {kind: over_time(lambda run, kind=kind: run.split[kind]) for kind in SPLIT}  # type: ignore[misc]
+    pool_seconds = num_blocks * block_size * running_s
     allocated = sum(slot_seconds[kind] for kind in ("token_states", "reserved", "internal", "block_tail"))
-    steps = recorder.steps
-    full = steps.column("memory_blocked")
-    held = sum(split[kind] for kind in ("token_states", "reserved", "internal", "block_tail"))
-    running, tokens, prefill = steps.column("running"), steps.column("tokens"), steps.column("prefill_tokens")
     prompt_tokens = sum(seq.request.prompt_tokens for seq in done)
     output_tokens = sum(seq.output_tokens for seq in seqs)
-    computed = int(tokens.sum())
-    mapped, saved = steps.column("sharing.mapped"), steps.column("sharing.saved")
+    computed = int(total("tokens"))
     recomputed = sum(seq.recomputed_tokens for seq in seqs)
-    found = steps[-1].sharing if len(steps) else Sharing()
-    fed = prefill / np.maximum(1, tokens)
-    prefill_tokens = int(prefill.sum())
+    found = Sharing(*map(sum, zip(*(run.sharing for run in runs), strict=True)))
+    below = found.host_hit_tokens + found.disk_hit_tokens
     delays = {name: spread(values[~np.isnan(values)]) for name, values in delays_of(done).items()}
-    stalls, waited, met = longest_gaps(done), waits(recorder), slo.met_by(seqs)
+    stalls = np.concatenate([longest_gaps(run.done) for run in runs])
+    gaps = zip(*(_gaps(run.done) for run in runs), strict=True)
+    waited: dict[int, float] = {}
+    for run in runs:
+        waited |= waits(run.recorder)
+    met = slo.met_by(seqs)
     asked = any(each is not None for each in met)
     preempted = [seq.preemptions for seq in seqs if not seq.refusal]
-    preemptions = [record for _, _, record in recorder.preemptions]
-    returns = [record for _, _, record in recorder.returns]
-    on_host, out_s, in_s = steps.column("host_blocks"), steps.column("swap_out_s"), steps.column("swap_in_s")
+    preemptions, returns = records(lambda recorder: recorder.preemptions), records(lambda recorder: recorder.returns)
+    out_s, in_s = float(total("swap_out_s")), float(total("swap_in_s"))
+    service_gaps = [service_gap(run.recorder, *service_weights) for run in runs]
 
     return {
         "status": status,
@@ -278,41 +332,52 @@ def summarize(
         "completed": len(done),
         "refused": sum(seq.status is Status.REFUSED for seq in seqs),
         "duration_s": duration,
-        "steps": int(np.count_nonzero(steps.column("batch"))),
+        "steps": sum(int(np.count_nonzero(run.column("batch"))) for run in runs),
         "prompt_tokens": prompt_tokens,
         "output_tokens": output_tokens,
         "computed_tokens": computed,
         "output_tokens_per_s": ratio(output_tokens, duration),
         "total_tokens_per_s": ratio(prompt_tokens + output_tokens, duration),
         "requests_per_s": ratio(len(done), duration),
-        "mean_batch_size": ratio(_over_time(running, weights), duration),
-        "peak_batch_size": int(running.max(initial=0)),
+        "mean_batch_size": ratio(over_time(lambda run: run.column("running")), duration),
+        "peak_batch_size": _peak_batch(runs),
         "kv_num_blocks": num_blocks,
         "block_size": block_size,
         **{f"kv_{kind}_fraction": ratio(slot_seconds[kind], pool_seconds) for kind in SPLIT},
         "kv_waste_fraction": 1 - ratio(slot_seconds["token_states"], allocated) if allocated else 0.0,
         "kv_waste_fraction_when_full": (
-            1 - ratio(_over_time(split["token_states"] * full, weights), _over_time(held * full, weights))
-            if full.any()
+            1
+            - ratio(
+                over_time(lambda run: run.split["token_states"] * run.full), over_time(lambda run: run.held * run.full)
+            )
+            if any(run.full.any() for run in runs)
             else None
         ),
-        "memory_blocked_fraction": ratio(_over_time(full, weights), duration),
-        "kv_peak_held_fraction": ratio(float(np.max(held, initial=0)), num_blocks * block_size),
-        "blocks_saved_fraction": ratio(_over_time(saved, weights), _over_time(mapped, weights)),
-        "blocks_saved_fraction_peak": float(np.max(saved / np.maximum(mapped, 1), initial=0)),
+        "memory_blocked_fraction": ratio(over_time(lambda run: run.full), running_s),
+        "kv_peak_held_fraction": ratio(peak(lambda run: run.held), num_blocks * block_size),
+        "blocks_saved_fraction": ratio(
+            over_time(lambda run: run.column("sharing.saved")), over_time(lambda run: run.column("sharing.mapped"))
+        ),
+        "blocks_saved_fraction_peak": peak(
+            lambda run: run.column("sharing.saved") / np.maximum(run.column("sharing.mapped"), 1)
+        ),
         "prefix_queried_tokens": found.queried_tokens,
         "prefix_hit_tokens": found.hit_tokens,
         "prefix_hit_rate": ratio(found.hit_tokens, found.queried_tokens),
+        "tier_hit_tokens": {"device": found.hit_tokens - below, "host": found.host_hit_tokens}
+        | {"disk": found.disk_hit_tokens},
+        "tier_hit_rate": ratio(below, found.queried_tokens),
+        "tier_load_s": float(total("load_s")),
         "prefix_lost_tokens": found.lost_tokens,
         "prefix_copied_tokens": found.copied_tokens,
         "prefix_evicted_blocks": found.evictions,
         "prefix_regretted_blocks": found.regretted,
-        "prefill_saved_s": found.hit_tokens * ratio(float(fed @ weights), prefill_tokens),
-        "blocks_copied": int(steps.column("copies").sum()),
-        "copy_s": float(steps.column("copy_s").sum()),
+        "prefill_saved_s": sum(run.prefill_saved_s() for run in runs),
+        "blocks_copied": int(total("copies")),
+        "copy_s": float(total("copy_s")),
         "goodput_fraction": ratio(met.count(True), len(met)) if asked else None,
         "goodput_requests_per_s": ratio(met.count(True), duration) if asked else None,
-        "preemptions": len(recorder.preemptions),
+        "preemptions": len(preemptions),
         "preemptions_outranked": sum(record.reason == "outranked" for record in preemptions),
         "preempted_requests": sum(count > 0 for count in preempted),
         "preemptions_per_request": spread(preempted) | {"max": max(preempted, default=None)},
@@ -325,20 +390,20 @@ def summarize(
         "swapped_bytes": sum(record.bytes_moved for record in preemptions)
         + sum(record.bytes_moved for record in returns),
         "swap_attached_blocks": sum(record.blocks_attached for record in returns),
-        "swap_out_s": float(out_s.sum()),
-        "swap_in_s": float(in_s.sum()),
-        "swap_s": float(out_s.sum() + in_s.sum()),
+        "swap_out_s": out_s,
+        "swap_in_s": in_s,
+        "swap_s": out_s + in_s,
         "host_num_blocks": host_num_blocks,
-        "host_used_fraction": ratio(_over_time(on_host, weights), host_num_blocks * duration),
-        "host_used_fraction_peak": ratio(int(on_host.max(initial=0)), host_num_blocks),
-        "service_gap_tokens": service_gap(recorder, *service_weights),
+        "host_used_fraction": ratio(over_time(lambda run: run.column("host_blocks")), host_num_blocks * running_s),
+        "host_used_fraction_peak": ratio(peak(lambda run: run.column("host_blocks")), host_num_blocks),
+        "service_gap_tokens": max((gap for gap in service_gaps if gap is not None), default=None),
         "wait_s": spread(list(waited.values())),
         "longest_wait_s": max(waited.values(), default=None),
-        **waits_by_size(recorder, waited),
+        **waits_by_size(seqs, waited),
         "max_itl_s": spread(stalls[~np.isnan(stalls)]),
         "ttft_s": delays["ttft_s"],
         "tpot_s": delays["tpot_s"],
-        "itl_s": spread(*_gaps(done)),
+        "itl_s": spread(*map(np.concatenate, gaps)),
         "e2e_s": delays["e2e_s"],
         "normalized_latency_s_per_token": delays["normalized_latency_s_per_token"],
     }

@@ -29,8 +29,13 @@ class Recorder:
     """Every sequence in order of submission, every step, every preemption, every stay in the pool."""
 
     def __init__(
-        self, on_progress: Callable[[Recorder], None] = lambda recorder: None, block_map: BlockMap | None = None
+        self,
+        on_progress: Callable[[Recorder], None] = lambda recorder: None,
+        replica: int = 0,
+        block_map: BlockMap | None = None,
     ):
+        """replica: the number of its engine, of several."""
+        self.replica = replica
         self.sequences: list[Sequence] = []
         self.steps = Timeline()
         self.block_map = block_map  # who holds which block, where that is asked for
@@ -114,6 +119,7 @@ class Recorder:
                 outcome.swap_out_s,
                 outcome.swap_in_s,
                 host_blocks,
+                outcome.load_s,
                 plan.admission_estimate,
             )
         )

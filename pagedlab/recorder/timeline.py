@@ -20,7 +20,8 @@ class Step(NamedTuple):
     running: sequences that hold memory; the step itself ran `batch` of them, feeding `tokens` tokens, of which
     `prefill_tokens` belong to sequences fed more than one. usage: the split of the slots while the step ran.
     sharing: what sharing saved of them. copies: blocks copied before the step, in copy_s seconds of it; swapped_out and
-    swapped_in: blocks moved to the host and back. host_blocks: in use there, what the step moves included.
+    swapped_in: blocks moved to the host and back. host_blocks: in use there, what the step moves included. load_s:
+    seconds in which blocks came up from tiers.
     admission_estimate: as in Plan.
     """
 
@@ -41,6 +42,7 @@ class Step(NamedTuple):
     swap_out_s: float = 0.0
     swap_in_s: float = 0.0
     host_blocks: int = 0
+    load_s: float = 0.0
     admission_estimate: float | None = None
 
 
@@ -119,7 +121,7 @@ class Timeline(Sequence[Step]):
             begins[np.array(self._firsts)] = True
             values[1:] = np.where(begins[1:], values[1:], ends[:-1])
             return values
-        if name in ("copy_s", "swap_out_s", "swap_in_s", "admission_estimate"):
+        if name in ("copy_s", "swap_out_s", "swap_in_s", "load_s", "admission_estimate"):
             return values
         if name == "memory_blocked":
             return values.astype(bool)

@@ -8,7 +8,7 @@ from itertools import chain, islice
 
 import numpy as np
 
-from pagedlab.core.errors import WorkloadError
+from pagedlab.core.errors import ConfigError, WorkloadError
 from pagedlab.core.request import Request
 from pagedlab.model.config import read_config
 from pagedlab.model.locate import model_folder
@@ -87,6 +87,10 @@ def _tokenized(settings: ReplaySettings) -> Trace:
     tokenizer = load_tokenizer(folder, vocab_size)
     build = WORKLOADS[settings.workload.name]
     made = build(settings.workload, settings.sampling, tokenizer, settings.seed)
+    if any(request.follow_up for request in made):
+        raise ConfigError(
+            f"workload={settings.workload.name}: its prompts hold answers, which only `pagedlab serve` generates"
+        )
     return trace_of_requests(made, settings.block_size)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pagedlab.allocator.base import Allocator
 from pagedlab.core.errors import InvariantError
 from pagedlab.core.plan import Admission as Admitted
-from pagedlab.core.plan import Choice, Coasted, Copy, Fork, Growth, Outcome, Plan, Return, Together
+from pagedlab.core.plan import Choice, Coasted, Copy, Fork, Growth, Load, Outcome, Plan, Return, Together
 from pagedlab.core.plan import Preemption as PreemptionRecord
 from pagedlab.core.request import Key, Request, Sequence, Status
 from pagedlab.preemption.base import Preemption
@@ -433,6 +433,7 @@ class Scheduler:
             self._cohort.admitted(seq)
         plan.admitted.append(Admitted(seq.row, seq.request, seq.token_ids(), grant.table, grant.filled))
         plan.copies += [Copy(seq.row, *pair) for pair in grant.copies]
+        plan.loads += [Load(seq.id, *load) for load in grant.loads]
         return seq
 
     def _head_lacks_rows(self) -> bool:

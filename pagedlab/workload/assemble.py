@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagedlab.core.errors import WorkloadError
-from pagedlab.core.request import Request, SamplingParams
+from pagedlab.core.request import FollowUp, Request, SamplingParams
 from pagedlab.settings import ArrivalSettings, SamplingSettings
 from pagedlab.workload.arrival import arrival_times
 from pagedlab.workload.streams import sampling_seed
@@ -44,33 +44,41 @@ def assemble(drafts: list[Draft], arrival: ArrivalSettings, sampling: SamplingSe
 def requests_at(drafts: list[Draft], times: np.ndarray, sampling: SamplingSettings, seed: int) -> list[Request]:
     """The same for times already known: float64 [drafts], ascending."""
     return [
-        Request(
-            id=position,
-            prompt=draft.prompt,
-            max_tokens=draft.max_tokens,
-            true_output_tokens=draft.output_tokens if sampling.ignore_eos else None,
-            arrival_s=float(time),
-            sampling=SamplingParams(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                seed=sampling_seed(seed, position),
-                ignore_eos=sampling.ignore_eos,
-                n=sampling.n,
-                best_of=sampling.best_of,
-                beam_width=sampling.beam_width,
-                length_penalty=sampling.length_penalty,
-                early_stopping=sampling.early_stopping.lower(),
-            ),
-            source=draft.source,
-            pin_tokens=draft.pin_tokens,
-            cache_priority=draft.cache_priority,
-            cache_salt=draft.cache_salt,
-            client=draft.client,
-            priority=draft.priority,
-        )
-        for position, (draft, time) in enumerate(zip(drafts, times, strict=True))
+        request_of(draft, id, float(time), sampling, seed)
+        for id, (draft, time) in enumerate(zip(drafts, times, strict=True))
     ]
+
+
+def request_of(
+    draft: Draft, id: int, arrival_s: float, sampling: SamplingSettings, seed: int, follow_up: FollowUp | None = None
+) -> Request:
+    """A single one."""
+    return Request(
+        id=id,
+        prompt=draft.prompt,
+        max_tokens=draft.max_tokens,
+        true_output_tokens=draft.output_tokens if sampling.ignore_eos else None,
+        arrival_s=arrival_s,
+        sampling=SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=sampling_seed(seed, id),
+            ignore_eos=sampling.ignore_eos,
+            n=sampling.n,
+            best_of=sampling.best_of,
+            beam_width=sampling.beam_width,
+            length_penalty=sampling.length_penalty,
+            early_stopping=sampling.early_stopping.lower(),
+        ),
+        source=draft.source,
+        pin_tokens=draft.pin_tokens,
+        cache_priority=draft.cache_priority,
+        cache_salt=draft.cache_salt,
+        client=draft.client,
+        priority=draft.priority,
+        follow_up=follow_up,
+    )
 
 
 def bound_prompts(total_tokens: int) -> None:

@@ -26,11 +26,12 @@ class PromptTokenizer(Protocol):
         """The ids that open an assistant's reply, after which the model writes."""
 
 
-# (the option's settings, sampling, tokenizer, seed) -> requests with ids 0..n-1, in order of arrival.
+# (the option's settings, sampling, tokenizer, seed) -> requests in order of arrival. Ids are 0..n-1, those of
+# follow-ups included: what waits for the answer to another request is made by that one's `follow_up`.
 Workload = Callable[[Any, SamplingSettings, PromptTokenizer, int], list[Request]]
 
 WORKLOADS: Registry[Workload] = Registry(
     "workload",
     "pagedlab.workload",
-    ("sharegpt", "synthetic", "azure", "burstgpt", "token_counts", "request_lines", "mooncake"),
+    ("sharegpt", "synthetic", "dialogues", "azure", "burstgpt", "token_counts", "request_lines", "mooncake"),
 )

@@ -22,6 +22,8 @@ class Stream(IntEnum):
     PREFIX = 4
     PROMPT = 5
     SAMPLING = 6
+    TURNS = 7
+    THINKING = 8
 
 
 def generator(seed: int, stream: Stream, *keys: int) -> np.random.Generator:

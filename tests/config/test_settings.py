@@ -19,6 +19,7 @@ from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.preemption.victim.base import VICTIMS
 from pagedlab.prefix_cache.base import PREFIX_CACHES
 from pagedlab.replay.config import load_replay_settings
+from pagedlab.router.base import ROUTERS
 from pagedlab.scheduler.admission.base import ADMISSIONS
 from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.order.base import ORDERS
@@ -38,6 +39,7 @@ SERVED = [choice for choice in CHOICES if choice[0] != "experiment" and choice n
 
 # What an option cannot do without.
 NEEDS = {("preemption", "none"): ("scheduler=reserve_output",), ("scheduler", "lpm"): ("prefix_cache=radix",)}
+NEEDS |= {("router", name): ("executor=simulated", "replicas=2") for name in ROUTERS}
 
 
 # ---- every option -------------------------------------------------------------------------------------------------
@@ -109,6 +111,7 @@ REGISTRIES = {
     "preemption": (PREEMPTIONS, "pagedlab/preemption"),
     "prefix_cache": (PREFIX_CACHES, "pagedlab/prefix_cache"),
     "workload": (WORKLOADS, "pagedlab/workload"),
+    "router": (ROUTERS, "pagedlab/router"),
     "tracker": (TRACKERS, "pagedlab/tracker"),
 }
 SEAMS = {
@@ -136,7 +139,9 @@ def test_an_option_has_one_name_in_its_registry_its_module_and_its_config(group)
     registry, folder = REGISTRIES[group]
     names = set(registry)
     assert registered_in(folder) == {name: [name] for name in names}
-    chosen = {"kernel": {"auto"}, "prefix_cache": {"none"}}.get(group, set())  # one of the others by device; without
+    chosen = {"kernel": {"auto"}, "prefix_cache": {"none"}, "router": {"none"}}.get(
+        group, set()
+    )  # one of the others by device; without
     assert {name for choice, name in CHOICES if choice == group} - chosen - _REPLAYED_ONLY == names
 
 
@@ -462,6 +467,15 @@ BAD = [
     ("kernel.name=", "kernel=: no such option, expected one of reference, torch, cpu, triton, cupy"),
     # Places that are not there.
     ("model.path=./nowhere", "model.path=./nowhere: no such folder"),
+    ("replicas=0", "replicas=0: expected at least 1 and at most 1024"),
+    ("replicas=2", "replicas=2 with router=none: expected one of round_robin, random"),
+    ("tiers.host.gib=-1", "tiers.host.gib=-1.0: expected at least 0"),
+    ("tiers.disk.bandwidth_gb_s=0", "tiers.disk.bandwidth_gb_s=0.0: expected more than 0, and finite"),
+    (
+        "tiers.host.eviction=gdsf",
+        "tiers.host.eviction=gdsf: expected one of lru, fifo, lfu, mru, filo, random, sieve, a",
+    ),
+    ("tiers.host.gib=1", "tiers.host.gib=1.0 with executor=fingerprint: blocks move between tiers in simulation alone"),
     ("model.path=/nowhere/at/all", "model.path=/nowhere/at/all: no such folder"),
 ]
 
@@ -516,6 +530,11 @@ WITH_GROUPS = [
     (("tracker=wandb",), "tracker.tags=[[a]]", "tracker.tags[0]=['a']: expected a text that is not empty"),
     (("tracker=wandb",), "tracker.project=", "tracker.project=: expected a text that is not empty"),
     (("tracker=wandb",), "tracker.entity=", "tracker.entity=: expected a text that is not empty"),
+    (("router=round_robin", "executor=torch"), "replicas=2", "router=round_robin with executor=torch: replicas on one"),
+    (("executor=simulated",), "tiers.disk.gib=1", "tiers.disk.gib=1.0 with prefix_cache=none: nothing is evicted that"),
+    (("router=least_loaded",), "router.by=time", "router.by=time: expected requests or tokens"),
+    (("router=prefix_aware",), "router.cache_threshold=2", "router.cache_threshold=2.0: expected at least 0 and at mo"),
+    (("router=prefix_aware",), "router.balance_ratio=0.5", "router.balance_ratio=0.5: expected at least 1"),
     (("prefix_cache=radix",), "prefix_cache.hash=md5", "prefix_cache.hash=md5: expected one of xxh3_128, sha256"),
     (
         ("prefix_cache=radix",),

@@ -52,7 +52,7 @@ def test_the_facts_are_those_of_this_machine_and_process():
 
 def test_the_facts_are_json_and_the_run_folder_holds_them(tmp_path):
     facts = environment(seed=7)
-    write_run_folder(tmp_path, "{}\n", facts, numbered(1), {})
+    write_run_folder(tmp_path, "{}\n", facts, [numbered(1)], {})
     assert json.loads((tmp_path / "env.json").read_text()) == facts
 
 

@@ -148,7 +148,7 @@ def test_tables_have_their_columns_in_order_and_typed(run_folder, file, columns)
 
 
 def test_tables_of_nothing_are_typed_as_well(tmp_path):
-    write_run_folder(tmp_path, "{}\n", {}, folder_module.Recorder(), {})
+    write_run_folder(tmp_path, "{}\n", {}, [folder_module.Recorder()], {})
     for file, columns in (("requests", REQUESTS), ("timeline", TIMELINE), ("events", EVENTS)):
         table = pq.read_table(tmp_path / f"{file}.parquet")
         assert table.num_rows == 0
@@ -507,7 +507,7 @@ def test_a_run_that_cannot_be_put_into_tables_leaves_no_summary_of_the_one_befor
     broken = numbered(2)
     broken.sequences[0].token_s = ["soon"]
     with pytest.raises((pa.ArrowException, TypeError, ValueError)):
-        write_run_folder(tmp_path, "seed: 2\n", {"seed": 2}, broken, {"run": 2})
+        write_run_folder(tmp_path, "seed: 2\n", {"seed": 2}, [broken], {"run": 2})
     assert check_not_mixed(tmp_path) is None
 
 

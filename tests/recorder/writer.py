@@ -41,7 +41,7 @@ def numbered(number, requests=1):
 
 def write(folder, number, requests=1):
     env, summary = {"seed": number}, {"run": number}
-    write_run_folder(folder, f"seed: {number}\n", env, numbered(number, requests), summary)
+    write_run_folder(folder, f"seed: {number}\n", env, [numbered(number, requests)], summary)
 
 
 def runs_in(folder):

@@ -1,0 +1,51 @@
+"""Requests in the order in which they come: those known beforehand, and those that follow the answer to another."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from math import inf
+
+import numpy as np
+
+from pagedlab.core.request import Request, Sequence
+
+
+class Arrivals:
+    """A queue by time of arrival, then by id, which grows while it is used up."""
+
+    def __init__(self, requests: Iterable[Request] = ()):
+        """requests: in order of arrival."""
+        self._known = deque(requests)
+        self._following: list[tuple[float, int, Request]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._known or self._following)
+
+    @property
+    def next_s(self) -> float:
+        """When the next one comes, as far as is known; inf where none does."""
+        next_s = self._known[0].arrival_s if self._known else inf
+        return min(next_s, self._following[0][0]) if self._following else next_s
+
+    def pop(self) -> Request:
+        if not self._following:
+            return self._known.popleft()
+        if self._known and (self._known[0].arrival_s, self._known[0].id) < self._following[0][:2]:
+            return self._known.popleft()
+        return heappop(self._following)[2]
+
+    def append(self, request: Request) -> None:
+        """One that comes after all that were known beforehand."""
+        self._known.append(request)
+
+    def ended(self, seqs: Iterable[Sequence]) -> None:
+        """These have ended, branches of requests among them: who asks again will do so."""
+        for seq in seqs:
+            follow_up = seq.request.follow_up
+            if follow_up is None or seq.trunk is not None or seq.finish_s is None:
+                continue
+            answer = np.asarray(seq.outputs()[0].token_ids, dtype=np.int32)
+            request = follow_up.request(seq.request, answer, seq.finish_s)
+            heappush(self._following, (request.arrival_s, request.id, request))
