@@ -29,9 +29,9 @@ class Figure19(Figure):
     title = "Fig. 19: recomputing against swapping by block size, OPT-13B"
     notes = (
         f"a: {TOKENS} tokens, an assumption: the paper does not print how many. Bandwidth and time of a copy are "
-        "fitted on this figure, for each direction (`pcie_gb_s` and `swap_copy_us` in, `pcie_out_gb_s` and `swap_out_copy_us` "
-        f"out). b: ShareGPT at {RATE} req/s, where vLLM has to preempt (the paper does not print its rate), host pool "
-        "of 4 GiB, a quarter of the trace, two seeds."
+        "fitted on this figure, for each direction (`pcie_gb_s`, `swap_copy_us` in; `pcie_out_gb_s`, "
+        f"`swap_out_copy_us` out). b: ShareGPT at {RATE} req/s, where vLLM has to preempt (the paper does not print "
+        "its rate), host pool of 4 GiB, a quarter of the trace, two seeds."
     )
 
     def parts(self) -> dict[str, Part]:

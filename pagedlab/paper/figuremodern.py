@@ -41,12 +41,12 @@ SHARE, SEEDS = 0.05, 2
 class FigureModern(Figure):
     title = "Later systems, Llama-3-8B on an H100, conversations"
     notes = (
-        "No figure of the paper: nothing is published. Conversations of the lengths of Fig. 11, each turn told all "
-        f"before it, up to 6144 tokens, outputs up to 1024. Waste and hit rate at {RATE:g} req/s; capacity: the rate at "
-        f"which {100 * MET:.0f} % of the requests still get their first token within {SLO.ttft_s:g} s and the others "
-        f"at {1e3 * (SLO.tpot_s or 0):.0f} ms each. `whole`: all the KV memory that the device has; `tenth`: 40,000 "
-        "slots. Not run: Azure 2023 and Mooncake, which are not shipped; `pagedlab serve system=NAME workload=azure "
-        "workload.path=FILE` and `workload=mooncake` serve them."
+        "No figure of the paper: nothing is published. Conversations of the lengths of Fig. 11, each turn told "
+        "all before it, up to 6144 tokens, outputs up to 1024. Waste and hit rate at "
+        f"{RATE:g} req/s; capacity: the rate at which {100 * MET:.0f} % of the requests still get their first token "
+        f"within {SLO.ttft_s:g} s and the others at {1e3 * (SLO.tpot_s or 0):.0f} ms each. `whole`: all the KV memory "
+        "that the device has; `tenth`: 40,000 slots. Not run: Azure 2023 and Mooncake, which are not shipped; "
+        "`pagedlab serve system=NAME workload=azure workload.path=FILE` and `workload=mooncake` serve them."
     )
 
     def parts(self) -> dict[str, Part]:

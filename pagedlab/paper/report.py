@@ -29,7 +29,8 @@ def head(choice: Choice) -> list[str]:
         "independently, as their pairing is not published.",
         f"Requests arrive for {choice.trace_s:g} s, at most {choice.most_requests:,} of them (the paper: an hour), "
         f"Poisson; seeds {', '.join(map(str, choice.seeds))}. Beside a mean over several seeds stands its 95 % "
-        "interval (Student's t). Errors are relative, (ours - published) / published. An empty `published`: not given to us.",
+        "interval (Student's t). Errors are relative, (ours - published) / published. An empty `published`: "
+        "not given to us.",
         "The Orca presets run in the engine of vLLM, prompts in steps of their own, so that memory alone differs; with "
         "prompts fed beside decodes, as Orca itself does, they are the rows named `iteration`.",
     ]
