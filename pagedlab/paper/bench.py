@@ -65,7 +65,8 @@ def _silent(what: str) -> None:
 
 @dataclass(slots=True)
 class Bench:
-    """What every figure runs on. trace_s: seconds for which requests arrive, most_requests: but no more than so many.
+    """What every figure runs on. trace_s: seconds for which requests arrive, most_requests: but no more than so many
+    where all of them are served to their ends.
     seeds: each draws another trace.
 
     tick: called before every run with what it is; it may raise to end the study.
@@ -101,13 +102,14 @@ class Bench:
         drafts: Callable[[int, int], list[Draft]] | None = None,
     ) -> Served:
         """Requests arrive for trace_s seconds at `rate` a second, Poisson. drain: until all have ended; else the run
-        stops soon after the last arrival. share: of that time, and of most_requests. drafts: (count, seed) -> the
+        stops soon after the last arrival. share: of that time, and of
+        most_requests. drafts: (count, seed) -> the
         requests, in the place of drawn ones."""
         self.tick(f"{settings.system.name} at {rate:.4g} req/s, seed {seed}")
         settings.seed = seed
         settings.workload.arrival.rate = rate
         share *= SERVERS[settings.model.name].share if settings.model.name in SERVERS else 1.0
-        count = max(1, round(min(rate * self.trace_s, self.most_requests) * share))
+        count = max(1, round((min(rate * self.trace_s, self.most_requests) if drain else rate * self.trace_s) * share))
         settings.workload.num_requests = 1 if drafts else count
         lab, recorder = build(settings, Interrupts()), Recorder()
         if drafts:

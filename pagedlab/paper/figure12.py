@@ -31,7 +31,8 @@ ITERATION = " iteration"
 class Figure12(Figure):
     title = "Fig. 12: normalized latency by request rate"
     notes = (
-        f"Capacity: the rate at {THRESHOLD_S} s/token, by bisection within 3 %, for each seed. Each run is served to "
+        f"Capacity: the rate at {THRESHOLD_S} s/token, by bisection within 3 %, for each seed; the curves are of the "
+        "first. Each run is served to "
         "its end. An absolute knee is not promised: a few percent of a step decide there; compare orders and ratios. "
         "A request of FasterTransformer is answered when its whole batch has ended (Orca, OSDI 2022, section 3). "
         "Requests of OPT-175B arrive for a quarter of the time, as in the paper. Its A100-80GB has the bandwidth and "

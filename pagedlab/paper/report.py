@@ -27,7 +27,8 @@ def head(choice: Choice) -> list[str]:
         "Kwon et al., SOSP 2023, arXiv:2309.06180: its models on its servers, by a cost model of its devices. "
         f"KV slots, as its Table 1 prints them: {servers}. Lengths are drawn from Fig. 11, prompts and outputs "
         "independently, as their pairing is not published.",
-        f"Requests arrive for {choice.trace_s:g} s, at most {choice.most_requests:,} of them (the paper: an hour), "
+        f"Requests arrive for {choice.trace_s:g} s, at most {choice.most_requests:,} of them where all are served "
+        "to their ends (the paper: an hour), "
         f"Poisson; seeds {', '.join(map(str, choice.seeds))}. Beside a mean over several seeds stands its 95 % "
         "interval (Student's t). Errors are relative, (ours - published) / published. An empty `published`: "
         "not given to us.",

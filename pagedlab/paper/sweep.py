@@ -23,9 +23,9 @@ _LEAVES_S = 1.5  # from about here on a curve has left the paper's plots
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One curve. rates: at which it is drawn, ascending, each with the published latency where there is one; the curve
-    ends when it leaves the plot. knee: the published capacity. The rest as for `Bench.serve`; most_seeds of its seeds
-    are run."""
+    """One curve. rates: at which it is drawn, with the first seed, ascending, each with the published latency where
+    there is one; the curve ends when it leaves the plot. knee: the published capacity; ours is found with most_seeds of the
+    seeds. The rest as for `Bench.serve`."""
 
     figure: str
     workload: str
@@ -47,10 +47,10 @@ class Sweep:
 
         points, crossed = [], self.rates[0][0]
         for rate, known in self.rates:
-            runs = [latency(seed, rate) for seed in seeds]
-            points.append(self._point(LATENCY, rate, mean_of([*runs]), known))
+            value = latency(seeds[0], rate)
+            points.append(self._point(LATENCY, rate, {"value": value}, known))
             crossed = rate
-            if sum(runs) / len(runs) > _LEAVES_S:
+            if value > _LEAVES_S:
                 break
         begins = next((p.x for p in points if (p.value or 0.0) >= THRESHOLD_S), None) or crossed
         knees = [capacity(partial(latency, seed), begins, THRESHOLD_S, self.tolerance) for seed in seeds]
