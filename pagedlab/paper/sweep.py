@@ -24,8 +24,8 @@ _LEAVES_S = 1.5  # from about here on a curve has left the paper's plots
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """One curve. rates: at which it is drawn, with the first seed, ascending, each with the published latency where
-    there is one; the curve ends when it leaves the plot. knee: the published capacity; ours is found with most_seeds of the
-    seeds. The rest as for `Bench.serve`."""
+    there is one; the curve ends when it leaves the plot. knee: the published capacity; ours is found with most_seeds
+    of the seeds. The rest as for `Bench.serve`."""
 
     figure: str
     workload: str
