@@ -19,6 +19,7 @@ PAPER_NAMES = {
     "orca_oracle": "Orca (Oracle)",
     "vllm": "vLLM",
     "orca_oracle iteration": "Orca (Oracle), iteration",
+    "vllm host": "vLLM, slower host",
 }
 # The same drawing gives the same bytes: ids in an svg are derived from this, and no date is written.
 STYLE: dict[Any, Any] = {

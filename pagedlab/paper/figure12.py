@@ -23,8 +23,13 @@ PANELS = {
     "12f": ("opt_175b", "alpaca", evenly(1.0, 2.5, 5.0, 7.5, 10.0, 12.5, 15.0, 17.5, 20.0, 22.5, 25.0)),
 }
 OTHERS = ("orca_oracle", "orca_pow2", "orca_max", "fastertransformer")
+# What else could have been assumed: prompts beside decodes, as Orca itself feeds them; a step whose host time grows
+# with its sequences, which Fig. 1 cannot tell from the slope of attention.
+ABLATIONS = {
+    "orca_oracle iteration": ("orca_oracle", "scheduler.batching=iteration"),
+    "vllm host": ("vllm", "hardware.host_sequence_us=50"),
+}
 ABLATED = ("12a", "12d")
-ITERATION = " iteration"
 
 
 @FIGURES.register("figure12")
@@ -32,12 +37,12 @@ class Figure12(Figure):
     title = "Fig. 12: normalized latency by request rate"
     notes = (
         f"Capacity: the rate at {THRESHOLD_S} s/token, by bisection within 3 %, for each seed; the curves are of the "
-        "first. Each run is served to "
-        "its end. An absolute knee is not promised: a few percent of a step decide there; compare orders and ratios. "
-        "A request of FasterTransformer is answered when its whole batch has ended (Orca, OSDI 2022, section 3). "
-        "Requests of OPT-175B arrive for a quarter of the time, as in the paper. Its A100-80GB has the bandwidth and "
-        "memory of the datasheet and, as the A100-40GB, the host and the kernels of Fig. 1. Beside the five systems an "
-        "ablation: Orca (Oracle) with prompts fed beside decodes (scheduler.batching=iteration), as Orca itself does."
+        "first. Each run is served to its end. An absolute knee is not promised: a few percent of a step decide there; "
+        "compare orders and ratios. A request of FasterTransformer is answered when its whole batch has ended (Orca, "
+        "OSDI 2022, section 3). Requests of OPT-175B arrive for a quarter of the time, as in the paper. Its A100-80GB "
+        "has the bandwidth and memory of the datasheet and, as the A100-40GB, the host and the kernels of Fig. 1. "
+        "Ablations: `orca_oracle iteration`, prompts fed beside decodes (scheduler.batching=iteration), as Orca itself "
+        "does; `vllm host`, 50 us of host time for every sequence of a step (hardware.host_sequence_us)."
     )
 
     def parts(self) -> dict[str, Part]:
@@ -46,7 +51,8 @@ class Figure12(Figure):
             for system in FIVE:
                 of[f"{panel} {system}"] = partial(_curve, panel, system)
         for panel in ABLATED:
-            of[f"{panel} orca_oracle{ITERATION}"] = partial(_iteration, panel)
+            for name in ABLATIONS:
+                of[f"{panel} {name}"] = partial(_ablation, panel, name)
         return of
 
     def said(self, points: list[Point]) -> list[str]:
@@ -58,7 +64,7 @@ class Figure12(Figure):
             if all(p.published for p in knees.values()):
                 theirs = sorted(knees, key=lambda system: knees[system].published or 0.0)
                 line += ", as published" if ours == theirs else f"; published: {', '.join(theirs)}"
-            lines += [line + ".", *ratios(points, panel, OTHERS)]
+            lines += [line + ".", *ratios(points, panel, OTHERS), *_moved(points, panel)]
             low = [p for p in points if p.figure == panel and p.metric == LATENCY and 0 < (p.published or 1) < 0.06]
             if low:
                 worst = max(low, key=lambda p: abs(p.error or 0.0))
@@ -75,6 +81,20 @@ class Figure12(Figure):
         return drawing
 
 
+def _moved(points: list[Point], panel: str) -> list[str]:
+    """How an ablation moves a capacity: whether what it changes explains the difference."""
+    knees, lines = knees_of(points, panel), []
+    for name, (system, change) in ABLATIONS.items():
+        before, after = (knees[of].value if of in knees else None for of in (system, name))
+        if before and after:
+            paper = knees[system].published
+            said = f" (published: {paper:.3g})" if paper else ""
+            lines.append(
+                f"{panel}: with {change} {PAPER_NAMES[system]} sustains {after:.3g} req/s, not {before:.3g}{said}."
+            )
+    return lines
+
+
 def _curve(panel: str, system: str, bench: Bench) -> list[Point]:
     model, workload, rates = PANELS[panel]
     knee = None
@@ -87,9 +107,10 @@ def _curve(panel: str, system: str, bench: Bench) -> list[Point]:
     return sweep.points(bench, bench.settings(system, workload, model=model))
 
 
-def _iteration(panel: str, bench: Bench) -> list[Point]:
+def _ablation(panel: str, name: str, bench: Bench) -> list[Point]:
     model, workload, _ = PANELS[panel]
-    known = published()[f"fig{panel}"]["points"]["orca_oracle"]
-    rates = evenly(*(rate for rate, _, *leaves in known if not leaves))
-    sweep = Sweep(panel, workload, model, f"orca_oracle{ITERATION}", rates)
-    return sweep.points(bench, bench.settings("orca_oracle", workload, "scheduler.batching=iteration", model=model))
+    system, change = ABLATIONS[name]
+    rates = evenly(*{rate: None for rate, _, *leaves in published()[f"fig{panel}"]["points"][system] if not leaves})
+    return Sweep(panel, workload, model, name, rates).points(
+        bench, bench.settings(system, workload, change, model=model)
+    )
