@@ -29,7 +29,7 @@ class Chats:
         asked = draw_lengths(_LENGTHS, "input", count, rng)
         answered = np.minimum(draw_lengths(_LENGTHS, "output", count, rng), self.longest_output)
         said: list[np.ndarray] = [np.empty(0, dtype=np.int32)] * OPEN
-        drafts = []
+        drafts: list[Draft] = []
         for question, answer in zip(asked.tolist(), answered.tolist(), strict=True):
             who = int(rng.integers(OPEN))
             new = rng.integers(self.vocabulary, size=question + answer, dtype=np.int32)

@@ -80,7 +80,9 @@ def _micro(bench: Bench) -> list[Point]:
 def _end_to_end(way: str, block: int, bench: Bench) -> list[Point]:
     settings = bench.settings("vllm", "sharegpt", f"block_size={block}", *WAYS[way])
     served = [bench.serve(settings, RATE, seed, share=SHARE) for seed in bench.seeds[:SEEDS]]
-    mean = mean_of([normalized_latency_s(run) for run in served])
-    preempted = mean_of([float(len(run.recorder.preemptions)) for run in served])
-    at = ("19b", "sharegpt", MODEL, f"vllm {way}")
-    return [Point(*at, LATENCY, float(block), **mean), Point(*at, "preemptions", float(block), **preempted)]
+    found = {
+        LATENCY: mean_of([normalized_latency_s(run) for run in served]),
+        "preemptions": mean_of([float(len(run.recorder.preemptions)) for run in served]),
+    }
+    system, x = f"vllm {way}", float(block)
+    return [Point("19b", "sharegpt", MODEL, system, metric, x, **mean) for metric, mean in found.items()]

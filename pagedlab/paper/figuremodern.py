@@ -86,11 +86,14 @@ def _of(slots: str, system: str, bench: Bench) -> list[Point]:
         run = served(seed, RATE)
         sums.append(summarize(run.recorder, run.lab.executor.num_blocks, settings.block_size, "completed"))
     knees = [capacity(partial(missed, seed), RATE, 1 - MET, 0.05) for seed in seeds]
-    at = ("modern", f"chat {slots}", MODEL, system)
+    found: dict[tuple[str, float | None], list[float | None]] = {
+        ("capacity_req_s", None): knees,
+        ("waste_pct", RATE): [100 * of["kv_waste_fraction"] for of in sums],
+        ("hit_rate_pct", RATE): [100 * of["prefix_hit_rate"] for of in sums],
+        ("mean_batch", RATE): [of["mean_batch_size"] for of in sums],
+        ("preemptions", RATE): [float(of["preemptions"]) for of in sums],
+    }
     return [
-        Point(*at, "capacity_req_s", None, **mean_of([*knees])),
-        Point(*at, "waste_pct", RATE, **mean_of([100 * of["kv_waste_fraction"] for of in sums])),
-        Point(*at, "hit_rate_pct", RATE, **mean_of([100 * of["prefix_hit_rate"] for of in sums])),
-        Point(*at, "mean_batch", RATE, **mean_of([of["mean_batch_size"] for of in sums])),
-        Point(*at, "preemptions", RATE, **mean_of([float(of["preemptions"]) for of in sums])),
+        Point("modern", f"chat {slots}", MODEL, system, metric, x, **mean_of(values))
+        for (metric, x), values in found.items()
     ]

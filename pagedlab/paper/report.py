@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pagedlab.paper.base import FIGURES
@@ -81,7 +82,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]], left: int) -> list[str]:
+def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], left: int) -> list[str]:
     """Markdown. left: so many columns are of words."""
     under = ["---"] * left + ["---:"] * (len(columns) - left)
     return ["| " + " | ".join(line) + " |" for line in (columns, under, *rows)]
