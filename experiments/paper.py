@@ -27,12 +27,10 @@ def paper(interrupts: Interrupts) -> int:
 
 
 def paper_job(job: Job, interrupts: Interrupts) -> None:
-    from functools import partial
-
     from rich.console import Console
 
     from pagedlab.paper.bench import Bench
-    from pagedlab.paper.study import choice_of, compute, kept, write_all
+    from pagedlab.paper.study import choice_of, compute, write_all
 
     choice = choice_of(job.config)
     job.folder.mkdir(parents=True, exist_ok=True)
@@ -42,19 +40,16 @@ def paper_job(job: Job, interrupts: Interrupts) -> None:
     done: dict[str, list[Point]] = {}
     with console.status("") as status:
 
-        def tick(figure: str, what: str) -> None:
+        def tick(what: str) -> None:
             interrupts.raise_if_requested()
             if choice.progress and console.is_terminal:
-                status.update(f"figure {figure}: {what}")
+                status.update(what)
 
-        for figure in choice.figures:
-            found = kept(job.folder, figure, choice)
-            if found is None:
-                bench = Bench(choice.trace_s, choice.seeds, partial(tick, figure))
-                found = compute(job.folder, figure, choice, bench)
-            done[figure] = found
-            show(console, figure, found)
-    write_all(job.folder, choice, done, "completed")
+        bench = Bench(choice.trace_s, choice.seeds, tick, choice.most_requests)
+        for figure, points in compute(job.folder, choice, bench):
+            done[figure] = points
+            show(console, figure, points)
+    write_all(job.folder, choice, {figure: done[figure] for figure in choice.figures}, "completed")
     print(f"run folder: {job.folder}")
 
 

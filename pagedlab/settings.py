@@ -45,6 +45,8 @@ class HardwareSettings:
     decode_memory_efficiency holds for blocks of 16 tokens; gather_half_tokens: the block size at which gathering
     blocks halves the bandwidth. elementwise_streams: hidden-sized vectors that a layer's element-wise kernels move
     for each token. link_gb_s and pcie_gb_s: one direction.
+    pcie_gb_s and swap_copy_us are of swapping in, from the host; pcie_out_gb_s and swap_out_copy_us of swapping out,
+    null where nobody has told the two directions apart.
 
     For what follows these more closely, as a CPU: separate_products, queries, keys and values, and gate and up, are
     products of their own. roofline_norm q, reading and computing take (a^q + b^q)^(1/q)
@@ -89,6 +91,8 @@ class HardwareSettings:
     roofline_norm: Optional[float] = None
     prefill_chunk_us: float = 0.0
     prefill_skipped_share: float = 1.0
+    pcie_out_gb_s: Optional[float] = None
+    swap_out_copy_us: Optional[float] = None
     calibration: Optional[str] = None
 
 

@@ -122,7 +122,7 @@ class SimulatedExecutor(Executor):
                 tokens[i] = self._ring[(mix(seq.request.sampling.seed) + len(seq.output)) % len(self._ring)]
                 finish[i] = finish_reason(seq, tokens[i], frozenset())
         copy_s = self.cost.copy_s(len(plan.copies))
-        out_s, in_s = (self.cost.swap_s(len(pairs)) for pairs in (plan.swapped_out, plan.swapped_in))
+        out_s, in_s = self.cost.swap_out_s(len(plan.swapped_out)), self.cost.swap_in_s(len(plan.swapped_in))
         up_s = sum([self._load_s(load) for load in plan.loads], 0.0)
         seconds = self.cost.step_s(work, self.overlap) + copy_s + out_s + in_s + up_s
         return Outcome(tokens, finish, seconds, choices, copy_s, ended, out_s, in_s, up_s)

@@ -29,3 +29,7 @@ def check_constants(hardware: HardwareSettings, where: str = "hardware.") -> Non
         raise ConfigError(f"{where}prefill_skipped_share={hardware.prefill_skipped_share}: expected at most 1")
     if (q := hardware.roofline_norm) is not None and not 1 <= q < math.inf:
         raise ConfigError(f"{where}roofline_norm={q}: expected null, or at least 1")
+    for name in ("pcie_out_gb_s", "swap_out_copy_us"):
+        value, least = getattr(hardware, name), 0 if name.endswith(_MAY_BE_ZERO) else 1e-9
+        if value is not None and not least <= value <= 1e12:
+            raise ConfigError(f"{where}{name}={value}: expected null, or at least {least} and at most 1e+12")

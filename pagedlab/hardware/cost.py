@@ -210,13 +210,21 @@ class CostModel:
             h.host_step_us + h.host_sequence_us * sequences + h.host_admission_us * admitted + h.host_block_us * blocks
         )
 
-    def swap_s(self, blocks: int) -> float:
-        """Move blocks between device and host memory, one way. Keys and values of every layer lie apart (vLLM's first
-        layout), so a block is 2 x layers copies."""
+    def swap_in_s(self, blocks: int) -> float:
+        """Move blocks from host memory to the device."""
+        return self._swap_s(blocks, self.hardware.pcie_gb_s, self.hardware.swap_copy_us)
+
+    def swap_out_s(self, blocks: int) -> float:
+        """Move blocks from the device to host memory: by constants of its own where the directions were told apart."""
         h = self.hardware
+        rate = h.pcie_gb_s if h.pcie_out_gb_s is None else h.pcie_out_gb_s
+        return self._swap_s(blocks, rate, h.swap_copy_us if h.swap_out_copy_us is None else h.swap_out_copy_us)
+
+    def _swap_s(self, blocks: int, gb_s: float, copy_us: float) -> float:
+        """Keys and values of every layer lie apart (vLLM's first layout), so a block is 2 x layers copies."""
         copies = blocks * self.model.shape.num_layers * (2 if self.model.latent is None else 1)
         moved = blocks * self.block_size * self.kv_bytes * self.model.shape.num_layers
-        return moved / (h.pcie_gb_s * 1e9) + copies * h.swap_copy_us * _US
+        return moved / (gb_s * 1e9) + copies * copy_us * _US
 
     def copy_s(self, blocks: int) -> float:
         """Copy blocks within the device, before a shared one is written: read and written once, one launch a layer."""

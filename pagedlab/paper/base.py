@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
 from matplotlib.figure import Figure as Drawing
@@ -11,6 +12,8 @@ from pagedlab.core.registry import Registry
 from pagedlab.paper.bench import Bench
 from pagedlab.paper.points import Point
 
+Part = Callable[[Bench], list[Point]]
+
 
 class Figure(ABC):
     title: ClassVar[str]
@@ -18,8 +21,9 @@ class Figure(ABC):
     """What was assumed, and what is known of where ours and the paper's differ."""
 
     @abstractmethod
-    def points(self, bench: Bench) -> list[Point]:
-        """Run what the figure needs."""
+    def parts(self) -> dict[str, Part]:
+        """What the figure is made of, by name: each can be run by itself, in any process, and gives points. The points
+        of a figure are those of its parts, in this order."""
 
     @abstractmethod
     def draw(self, points: list[Point]) -> Drawing:
@@ -30,7 +34,8 @@ class Figure(ABC):
         return []
 
 
+NUMBERS = ("1", "2", "12", "13", "14", "15", "16", "17", "18", "19")
+MODERN = "modern"
 FIGURES: Registry[type[Figure]] = Registry(
-    "figure", "pagedlab.paper", ("figure1", "figure2", "figure12", "figure13", "figure15", "figure19")
+    "figure", "pagedlab.paper", tuple(f"figure{number}" for number in (*NUMBERS, MODERN))
 )
-NUMBERS = tuple(name.removeprefix("figure") for name in FIGURES)

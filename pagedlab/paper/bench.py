@@ -1,4 +1,4 @@
-"""The paper's server in simulation: its model and device, its traces, one of its systems, at a rate."""
+"""The paper's servers in simulation: model and device, traces, one of the systems, at a rate."""
 
 from __future__ import annotations
 
@@ -15,15 +15,39 @@ from pagedlab.interrupts import Interrupts
 from pagedlab.recorder.recorder import Recorder
 from pagedlab.run import Lab, build
 from pagedlab.settings import Settings
+from pagedlab.workload.assemble import Draft, assemble
 
 MODEL = "opt_13b"
 HARDWARE = "a100_40gb"
-# Table 1 prints 12 GB for the cache, 15.7K slots: 12 x 2**30 / 819,200 bytes a token. Given, not derived from the
-# device: a small error in it moves every result.
-KV_SLOTS = 15_728
 ORCAS = ("orca_max", "orca_pow2", "orca_oracle")
 SYSTEMS = (*ORCAS, "vllm")
 _LENGTHS = "{{distribution: paper_{}, mean: null, sigma: null, low: null, high: null}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Of Table 1. kv_slots: tokens of all the cache, as printed (of OPT-13B 12 GiB / 819,200 bytes a token): given, not
+    derived from the device, as a small error in it moves every result. device: overrides of conf/hardware/a100_40gb,
+    whose host and kernels are the software of the paper on all three. share: of the paper's hour, for how long
+    requests arrive."""
+
+    kv_slots: int
+    device: tuple[str, ...] = ()
+    share: float = 1.0
+
+
+# 264 GB and 21 GB of the larger two: 60.1K and 9.7K slots.
+SERVERS = {
+    "opt_13b": Server(15_728),
+    "opt_66b": Server(9_700, ("hardware.tensor_parallel=4",)),
+    "opt_175b": Server(
+        60_100,
+        ("hardware.tensor_parallel=8", "hardware.memory_gib=80", "hardware.bandwidth_gb_s=2039"),
+        share=0.25,
+    ),
+    "llama_13b": Server(15_728),
+}
+KV_SLOTS = SERVERS[MODEL].kv_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,49 +59,70 @@ class Served:
     last_arrival_s: float
 
 
+def _silent(what: str) -> None:
+    """By name, so that a bench can travel to another process."""
+
+
 @dataclass(slots=True)
 class Bench:
-    """What every figure runs on. trace_s: seconds for which requests arrive. seeds: each draws another trace.
+    """What every figure runs on. trace_s: seconds for which requests arrive, most_requests: but no more than so many
+    where all of them are served to their ends.
+    seeds: each draws another trace.
 
     tick: called before every run with what it is; it may raise to end the study.
     """
 
     trace_s: float
     seeds: tuple[int, ...]
-    tick: Callable[[str], None] = lambda what: None
+    tick: Callable[[str], None] = _silent
+    most_requests: int = 100_000
     _composed: dict[tuple[str, ...], Settings] = field(default_factory=dict)
 
-    def settings(self, system: str, workload: str, *changes: str) -> Settings:
-        """Of a run of `system` on lengths of `workload`, sharegpt or alpaca; to be called in a Hydra application.
-        changes: overrides besides, as on the command line."""
-        key = (system, workload, *changes)
+    def settings(self, system: str, workload: str, *changes: str, model: str = MODEL) -> Settings:
+        """Of a run of `system` on lengths of `workload`, sharegpt or alpaca, on the server of `model`; to be called in
+        a Hydra application. changes: overrides besides, as on the command line."""
+        key = (system, workload, model, *changes)
         if key not in self._composed:
-            lengths = _LENGTHS.format(workload)
-            words = [f"system={system}", "executor=simulated", f"model={MODEL}", f"hardware={HARDWARE}"]
+            lengths, server = _LENGTHS.format(workload), SERVERS[model]
+            words = [f"system={system}", "executor=simulated", f"model={model}", f"hardware={HARDWARE}"]
             words += ["workload=synthetic", f"workload.prompt={lengths}", f"workload.output={lengths}"]
-            words += ["workload.arrival.process=poisson", "workload.arrival.rate=1", *changes]
+            words += ["workload.arrival.process=poisson", "workload.arrival.rate=1", *server.device, *changes]
             settings = load_settings(compose("config", overrides=words))
-            settings.kv_num_blocks = KV_SLOTS // settings.block_size
+            settings.kv_num_blocks = server.kv_slots // settings.block_size
             self._composed[key] = settings
         return deepcopy(self._composed[key])
 
-    def serve(self, settings: Settings, rate: float, seed: int, drain: bool = True) -> Served:
+    def serve(
+        self,
+        settings: Settings,
+        rate: float,
+        seed: int,
+        drain: bool = True,
+        share: float = 1.0,
+        drafts: Callable[[int, int], list[Draft]] | None = None,
+    ) -> Served:
         """Requests arrive for trace_s seconds at `rate` a second, Poisson. drain: until all have ended; else the run
-        stops soon after the last arrival."""
-        self.tick(f"{settings.workload.prompt.distribution.removeprefix('paper_')} at {rate:.4g} req/s, seed {seed}")
+        stops soon after the last arrival. share: of that time, and of
+        most_requests. drafts: (count, seed) -> the
+        requests, in the place of drawn ones."""
+        self.tick(f"{settings.system.name} at {rate:.4g} req/s, seed {seed}")
         settings.seed = seed
         settings.workload.arrival.rate = rate
-        settings.workload.num_requests = max(1, round(rate * self.trace_s))
+        share *= SERVERS[settings.model.name].share if settings.model.name in SERVERS else 1.0
+        count = max(1, round((min(rate * self.trace_s, self.most_requests) if drain else rate * self.trace_s) * share))
+        settings.workload.num_requests = 1 if drafts else count
         lab, recorder = build(settings, Interrupts()), Recorder()
+        if drafts:
+            lab.requests = assemble(drafts(count, seed), settings.workload.arrival, settings.sampling, seed)
         last = float(lab.requests[-1].arrival_s)
         serve(
             lab.requests, lab.scheduler, lab.executor, recorder, lambda: not drain and lab.executor.clock.now() > last
         )
         return Served(lab, recorder, last)
 
-    def cost(self, *changes: str) -> CostModel:
-        """The prices of the paper's server for vLLM."""
-        settings = self.settings("vllm", "sharegpt", "workload.num_requests=1", *changes)
+    def cost(self, *changes: str, system: str = "vllm") -> CostModel:
+        """The prices of the paper's server for OPT-13B."""
+        settings = self.settings(system, "sharegpt", "workload.num_requests=1", *changes)
         executor = build(settings, Interrupts()).executor
         cost: CostModel = executor.cost  # type: ignore[attr-defined]  # a simulated one
         return cost

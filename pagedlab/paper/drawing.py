@@ -13,10 +13,13 @@ from pagedlab.paper.points import Point
 from pagedlab.recorder.folder import write_atomic
 
 PAPER_NAMES = {
+    "fastertransformer": "FasterTransformer",
     "orca_max": "Orca (Max)",
     "orca_pow2": "Orca (Pow2)",
     "orca_oracle": "Orca (Oracle)",
     "vllm": "vLLM",
+    "orca_oracle iteration": "Orca (Oracle), iteration",
+    "vllm host": "vLLM, slower host",
 }
 # The same drawing gives the same bytes: ids in an svg are derived from this, and no date is written.
 STYLE: dict[Any, Any] = {

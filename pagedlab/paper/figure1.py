@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure as Drawing
 
 from pagedlab.hardware.cost import StepWork
-from pagedlab.paper.base import FIGURES, Figure
+from pagedlab.paper.base import FIGURES, Figure, Part
 from pagedlab.paper.bench import MODEL, Bench
 from pagedlab.paper.drawing import curve
 from pagedlab.paper.points import Point
@@ -26,23 +26,8 @@ class Figure1(Figure):
         f"not more. Memory: the weights, and for each request {CONTEXT} tokens in blocks, or {LONGEST} reserved."
     )
 
-    def points(self, bench: Bench) -> list[Point]:
-        cost = bench.cost()
-        size, table = cost.block_size, published()["fig1_right"]
-        slots = -(-CONTEXT // size) * size
-        token = cost.kv_bytes * cost.model.shape.num_layers
-        points = []
-        for batch, paper in table["throughput_tok_s_vs_batch"]:
-            if batch:
-                step = cost.step_s(StepWork(batch, batch, batch, batch * slots, batch))
-                points.append(_point("vllm", "throughput_tok_s", batch, batch / step, paper))
-        for system, name, each in (
-            ("orca_max", "memory_GB_vs_batch_existing", LONGEST * token),
-            ("vllm", "memory_GB_vs_batch_vllm", slots * token),
-        ):
-            for batch, paper in table[name]:
-                points.append(_point(system, "memory_gb", batch, (cost.weight_bytes() + batch * each) / GB, paper))
-        return points
+    def parts(self) -> dict[str, Part]:
+        return {"decode": _curves}
 
     def said(self, points: list[Point]) -> list[str]:
         lines = []
@@ -63,6 +48,25 @@ class Figure1(Figure):
         drawing.axes[0].legend(frameon=False)
         drawing.axes[0].set_title("lines: ours, dots: published")
         return drawing
+
+
+def _curves(bench: Bench) -> list[Point]:
+    cost = bench.cost()
+    size, table = cost.block_size, published()["fig1_right"]
+    slots = -(-CONTEXT // size) * size
+    token = cost.kv_bytes * cost.model.shape.num_layers
+    points = []
+    for batch, paper in table["throughput_tok_s_vs_batch"]:
+        if batch:
+            step = cost.step_s(StepWork(batch, batch, batch, batch * slots, batch))
+            points.append(_point("vllm", "throughput_tok_s", batch, batch / step, paper))
+    for system, name, each in (
+        ("orca_max", "memory_GB_vs_batch_existing", LONGEST * token),
+        ("vllm", "memory_GB_vs_batch_vllm", slots * token),
+    ):
+        for batch, paper in table[name]:
+            points.append(_point(system, "memory_gb", batch, (cost.weight_bytes() + batch * each) / GB, paper))
+    return points
 
 
 def _point(system: str, metric: str, batch: float, value: float, paper: float) -> Point:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from matplotlib.figure import Figure as Drawing
 
-from pagedlab.paper.base import FIGURES, Figure
+from pagedlab.paper.base import FIGURES, Figure, Part
 from pagedlab.paper.bench import MODEL, SYSTEMS, Bench
 from pagedlab.paper.drawing import PAPER_NAMES
 from pagedlab.paper.measures import SHARES, memory_shares
@@ -23,17 +25,8 @@ class Figure2(Figure):
         "allocator's rounding counts as external, as the paper's own shares of Orca (Oracle) say."
     )
 
-    def points(self, bench: Bench) -> list[Point]:
-        points = []
-        for system in SYSTEMS:
-            runs = [memory_shares(bench.serve(bench.settings(system, "sharegpt"), RATE, s)) for s in bench.seeds]
-            for share in SHARES:
-                mean = mean_of([run[share] for run in runs])
-                paper = published()["fig2_pct"][system][share]
-                points.append(
-                    Point("2", "sharegpt", MODEL, system, f"share_{share}_pct", RATE, **mean, published=paper)
-                )
-        return points
+    def parts(self) -> dict[str, Part]:
+        return {system: partial(_shares, system) for system in SYSTEMS}
 
     def said(self, points: list[Point]) -> list[str]:
         known = [abs(p.value - p.published) for p in points if p.value is not None and p.published is not None]
@@ -66,3 +59,21 @@ class Figure2(Figure):
         axes.set(ylabel="share of the KV memory, %", title=f"{self.title}: ours, and published (pale)", ylim=(0, 100))
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
         return drawing
+
+
+def _shares(system: str, bench: Bench) -> list[Point]:
+    runs = [memory_shares(bench.serve(bench.settings(system, "sharegpt"), RATE, seed)) for seed in bench.seeds]
+    paper = published()["fig2_pct"][system]
+    return [
+        Point(
+            "2",
+            "sharegpt",
+            MODEL,
+            system,
+            f"share_{share}_pct",
+            RATE,
+            **mean_of([run[share] for run in runs]),
+            published=paper[share],
+        )
+        for share in SHARES
+    ]

@@ -20,8 +20,27 @@ def mean_batch(served: Served) -> float:
 
 
 def normalized_latency_s(served: Served) -> float:
-    """Mean over requests of end-to-end latency / output tokens (section 6.1). The run must have drained."""
+    """Mean over requests of end-to-end latency / output tokens (section 6.1). The run must have drained. What runs in
+    static batches is answered when the whole batch has ended (Orca, OSDI 2022, section 3)."""
+    if served.lab.scheduler.batching.answers_together:
+        ended = _ended(served)
+        arrived = np.array([seq.request.arrival_s for seq in ended])
+        return float(np.mean((_batch_ends(ended) - arrived) / [len(seq.token_s) for seq in ended]))
     return float(np.mean(delays_of(served.recorder.sequences)["normalized_latency_s_per_token"]))
+
+
+def _batch_ends(ended: list[Sequence]) -> np.ndarray:
+    """When the last of each sequence's batch ended, float64 [sequences]. Nobody enters a batch before all of the one
+    before have ended: in the order of first tokens, who begins after all the others' ends begins a batch."""
+    first = np.array([seq.token_s[0] for seq in ended])
+    last = np.array([seq.token_s[-1] for seq in ended])
+    order = np.argsort(first, kind="stable")
+    latest = np.maximum.accumulate(last[order])
+    begins = np.flatnonzero(first[order][1:] > latest[:-1]) + 1
+    batch = np.searchsorted(begins, np.arange(len(order)), side="right")
+    ends = np.empty(len(order))
+    ends[order] = latest[np.append(begins, len(order))[batch] - 1]
+    return ends
 
 
 def memory_shares(served: Served) -> dict[str, float | None]:

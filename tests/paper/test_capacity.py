@@ -12,7 +12,7 @@ def test_the_crossing_is_found_from_any_start(crossing, start):
         return 0.03 if rate < crossing else 0.5 + rate - crossing
 
     found = capacity(knee, start, 0.5)
-    assert found == pytest.approx(crossing, rel=0.011)
+    assert found == pytest.approx(crossing, rel=0.016)
 
 
 def test_a_smooth_curve_is_met_where_it_reaches_the_threshold():
@@ -23,3 +23,8 @@ def test_no_rate_is_asked_for_twice_when_the_bracket_is_known():
     asked = []
     capacity(lambda rate: asked.append(rate) or rate, 1.0, 3.0)
     assert len(asked) < 16
+
+
+def test_a_curve_that_never_crosses_has_no_capacity():
+    assert capacity(lambda rate: 0.1, 1.0, 0.5) is None
+    assert capacity(lambda rate: 0.9, 1.0, 0.5) is None

@@ -3,7 +3,8 @@
 import pytest
 
 from pagedlab.paper.bench import Bench
-from pagedlab.paper.measures import memory_shares
+from pagedlab.paper.chats import Chats
+from pagedlab.paper.measures import memory_shares, normalized_latency_s
 from pagedlab.paper.points import mean_of
 from tests.config.composed import initialize_config_module
 
@@ -43,3 +44,37 @@ def test_the_interval_is_students():
     # The mean 2 of 1, 2, 3: deviation 1, t = 4.303 of two degrees of freedom.
     found = mean_of([1.0, 2.0, 3.0])
     assert found["ci_high"] - found["value"] == pytest.approx(4.303 / 3**0.5)
+
+
+def test_a_static_batch_is_answered_when_its_longest_request_has_ended(bench):
+    """A request alone, then all others behind a long one: by hand, from the times of the tokens."""
+    served = bench.serve(bench.settings("fastertransformer", "sharegpt"), 0.15, 0)
+    seqs = sorted(served.recorder.sequences, key=lambda seq: seq.token_s[0])
+    expected, i = [], 0
+    while i < len(seqs):
+        batch, end = [seqs[i]], seqs[i].token_s[-1]
+        while i + len(batch) < len(seqs) and seqs[i + len(batch)].token_s[0] <= end:
+            batch.append(seqs[i + len(batch)])
+            end = max(end, batch[-1].token_s[-1])
+        expected += [(end - seq.request.arrival_s) / len(seq.token_s) for seq in batch]
+        i += len(batch)
+    assert max(len(seqs) - 1, 1) > 1
+    assert normalized_latency_s(served) == pytest.approx(sum(expected) / len(expected))
+
+
+def test_the_larger_models_have_their_own_servers(bench):
+    large = bench.settings("vllm", "sharegpt", model="opt_175b")
+    assert large.kv_num_blocks == 60_100 // 16
+    assert large.hardware.tensor_parallel == 8
+    assert large.hardware.host_step_us == bench.settings("vllm", "sharegpt").hardware.host_step_us
+
+
+def test_a_chat_is_told_what_was_said_before_and_no_more_than_its_limit():
+    drafts = Chats(1024, 512, 1000)(400, 3)
+    assert max(len(draft.prompt) for draft in drafts) == 1024
+    assert max(draft.output_tokens for draft in drafts) == 512
+    prompts = [draft.prompt.tobytes() for draft in drafts]
+    continued = sum(any(later.startswith(prompt) for later in prompts[i + 1 :]) for i, prompt in enumerate(prompts))
+    assert continued > 100  # of 400: all but the last turn of each conversation, as long as it is not cut
+    again = Chats(1024, 512, 1000)(400, 3)
+    assert [draft.prompt.tobytes() for draft in again] == prompts

@@ -62,7 +62,7 @@ def predicted_s(cost: CostModel, seen: Observation) -> float:
         case "copy":
             return cost.copy_s(sizes["blocks"])
         case "swap":
-            return cost.swap_s(sizes["blocks"])
+            return cost.swap_in_s(sizes["blocks"])
         case "engine":
             return cost.host_s(sizes["sequences"], sizes["admitted"], sizes["blocks"])
         case "rest":

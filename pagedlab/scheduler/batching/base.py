@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 class Batching(ABC):
     """Fills a plan by the scheduler's primitives `decode_all`, `prefill`, `admit_next`, within `max_tokens` tokens."""
 
+    answers_together = False
+    """Whether a request is answered only when all of its batch have ended. Latencies of the recorder do not know it."""
+
     def __init__(self, max_tokens: int):
         self.max_tokens = max_tokens
 

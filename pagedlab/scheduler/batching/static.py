@@ -19,6 +19,8 @@ class Static(PrefillFirst):
     that is preempted waits for the next batch, also where it was swapped out.
     """
 
+    answers_together = True
+
     def __init__(self, max_tokens: int):
         super().__init__(max_tokens)
         self._open = True
