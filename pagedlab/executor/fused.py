@@ -51,7 +51,8 @@ def rotary_of(attention: nn.Module) -> Callable[..., Any] | None:
     forward = inspect.unwrap(type(attention).forward)
     if _ROTARY not in forward.__code__.co_names:
         return None
-    return forward.__globals__.get(_ROTARY)
+    found: Callable[..., Any] | None = forward.__globals__.get(_ROTARY)
+    return found
 
 
 def rotate_by(attention: nn.Module, rotary: Callable[..., Any]) -> None:

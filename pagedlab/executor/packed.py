@@ -12,7 +12,7 @@ _ROWS = 512  # the layout for products of so many rows is as good as any other d
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this CPU and this torch have packed products in `dtype`."""
     ops = torch.ops.mkldnn
-    if not torch.backends.mkldnn.is_available() or not hasattr(ops, "_reorder_linear_weight"):
+    if not torch.backends.mkldnn.is_available() or not hasattr(ops, "_reorder_linear_weight"):  # type: ignore[no-untyped-call]
         return False
     return dtype is torch.float32 or (dtype is torch.bfloat16 and bool(ops._is_mkldnn_bf16_supported()))
 

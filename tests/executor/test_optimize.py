@@ -1,5 +1,7 @@
-"""`model.optimize=auto` changes how a model computes, not what: in fp32 its tokens are those of transformers' `generate`
-on the model as it was, in bf16 it is as near to fp32 as that was."""
+"""`model.optimize=auto` changes how a model computes, not what.
+
+In fp32 its tokens are those of transformers' `generate` on the model as it was, in bf16 it is as near to fp32 as that.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ KINDS = {
     "llama": small_model("llama"),
     "llama with biases": small_model("llama", attention_bias=True, mlp_bias=True),
     "qwen2": small_model("qwen2"),
-    "qwen3": small_model("qwen3"),
+    "qwen3": small_model("qwen3", head_dim=16),
     "opt": small_model("opt", NO_FFN, ffn_dim=96, word_embed_proj_dim=64, init_std=0.2),
     "mixtral": small_model("mixtral", num_local_experts=4, num_experts_per_tok=2),
     "gemma2": small_model("gemma2", attn_logit_softcapping=None, sliding_window=512),
