@@ -1,5 +1,7 @@
-"""How fast the engine is on a CPU: offline throughput beside what the machine could do and beside other engines, where a
-step's time goes, what a block size costs, small memory, one request alone, and the step without the model.
+"""How fast the engine is on a CPU.
+
+Offline throughput beside what the machine could do and beside other engines, where a step's time goes, what a block
+size costs, small memory, one request alone, and the step without the model.
 """
 
 from __future__ import annotations

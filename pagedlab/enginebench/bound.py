@@ -1,5 +1,8 @@
-"""The least time that a run can take on this machine: its products at the measured peak, its weights and keys and values
-at the measured bandwidth (the roofline of Williams, Waterman and Patterson, 2009)."""
+"""The least time that a run can take on this machine.
+
+Its products at the measured peak, its weights and keys and values at the measured bandwidth: the roofline of Williams,
+Waterman and Patterson (2009).
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def _throughput(console: Console, result: dict[str, Any]) -> None:
             "a CPU second",
             "wall, s",
             "of bound",
-            "peak RSS, MB (allowed)",
+            "peak (allowed) MB",
         ),
     )
     for row in result["rows"]:
@@ -68,8 +68,8 @@ def _throughput(console: Console, result: dict[str, Any]) -> None:
     if "against" in result:
         peer = result["against"]
         console.print(
-            f"{peer['speedup']:.2f}x the tokens/s of {peer['name']}, {peer['cpu_speedup']:.2f}x a CPU second; its runs: "
-            + ", ".join(f"{one['output_tokens_per_s']:.0f}" for one in peer["runs"])
+            f"{peer['speedup']:.2f}x the tokens/s of {peer['name']}, {peer['cpu_speedup']:.2f}x a CPU second; "
+            "its runs: " + ", ".join(f"{one['output_tokens_per_s']:.0f}" for one in peer["runs"])
         )
 
 

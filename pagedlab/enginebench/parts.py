@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from pagedlab.config import parse_bytes
-from pagedlab.enginebench.cell import load, run
+from pagedlab.enginebench.cell import load, run, warm_up
 from pagedlab.enginebench.peer import Peer
 from pagedlab.settings import Settings
 
@@ -58,7 +58,7 @@ def take_turns(
     after: Callable[[Cell, ProcessPoolExecutor], None] = lambda cell, process: None,
 ) -> list[dict[str, Any]]:
     """Run all cells `repeats` times, one after the other in each round, so that what the machine does besides strikes
-    all alike; a first round is not counted. Returns the peer's runs, which come last in each round. after: what else
+    all alike. Returns the peer's runs, which come last in each round. after: what else
     is to be asked of each process."""
     context = get_context("spawn")
     processes = [ProcessPoolExecutor(1, context) for _ in cells]
@@ -66,7 +66,7 @@ def take_turns(
     try:
         for cell, process in zip(cells, processes, strict=True):
             cell.facts = process.submit(load, cell.settings).result()
-            process.submit(run).result()
+            process.submit(warm_up).result()
         for _ in range(repeats):
             for cell, process in zip(cells, processes, strict=True):
                 cell.runs.append(process.submit(run).result())
