@@ -25,7 +25,7 @@ KINDS = {
     "qwen3": small_model("qwen3", head_dim=16),
     "opt": small_model("opt", NO_FFN, ffn_dim=96, word_embed_proj_dim=64, init_std=0.2),
     "mixtral": small_model("mixtral", num_local_experts=4, num_experts_per_tok=2),
-    "gemma2": small_model("gemma2", attn_logit_softcapping=None, sliding_window=512),
+    "gemma2": small_model("gemma2", head_dim=16, attn_logit_softcapping=None, sliding_window=512),
     "gpt2": small_model(
         "gpt2",
         ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
