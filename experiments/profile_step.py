@@ -47,6 +47,7 @@ def profile_job(job: Job, interrupts: Interrupts) -> None:
     lab.executor.close()
     rows = watch.rows(total, steps)
     facts: dict[str, Any] = {"kernel": lab.executor.kernel_name, "dtype": settings.model.dtype}
+    facts["optimized"] = lab.executor.optimized
     facts |= {
         "block_size": settings.block_size,
         "steps": steps,

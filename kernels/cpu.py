@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +12,7 @@ import torch
 
 from pagedlab.core.errors import ConfigError
 from pagedlab.kernels.base import KERNELS, Kernel, PagedBatch
+from pagedlab.kernels.threads import run
 from pagedlab.kernels.torch import TorchKernel
 
 _SPLIT = 256  # tokens: a shorter piece is not worth a thread of its own
@@ -62,7 +60,7 @@ class CpuKernel(Kernel):
         caches = k_cache.data_ptr(), v_cache.data_ptr()
         row_bytes = k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
         fields = (0, tokens, key.data_ptr(), value.data_ptr(), *caches, slot_mapping.data_ptr(), row_bytes)
-        _run(self._compiled.write_body(), fields, 1 if tokens <= _SERIAL else torch.get_num_threads())
+        run(self._compiled.write_body(), fields, 1 if tokens <= _SERIAL else torch.get_num_threads())
 
     def decode(
         self,
@@ -91,9 +89,9 @@ class CpuKernel(Kernel):
             *(statistics[0].data_ptr(), statistics[1].data_ptr(), scratch.data_ptr()),
             *(block_size, kv_heads, heads // kv_heads, head_dim, work.merges.data_ptr(), len(work.merges)),
         )
-        _run(self._compiled.decode_body(8 * k_cache.element_size()), fields, min(threads, len(work.items)))
+        run(self._compiled.decode_body(8 * k_cache.element_size()), fields, min(threads, len(work.items)))
         if len(work.merges):
-            _run(self._compiled.merge_body(), fields, 1)
+            run(self._compiled.merge_body(), fields, 1)
         return out[: batch.num_decodes].to(query.dtype)
 
     def prefill(
@@ -142,34 +140,3 @@ def _divide(contexts: list[int], window: int | None, threads: int, tile: int) ->
             rows += 1
     items.sort(key=lambda item: item[1] - item[2])
     return _Work(torch.tensor(items), torch.tensor(merges, dtype=torch.int64), rows)
-
-
-def _run(body: Any, fields: tuple[int, ...], threads: int) -> None:
-    """Run a compiled body on this many threads at once; they share its fields. Addresses in them are kept alive by the
-    caller."""
-    array = (ctypes.c_int64 * len(fields))(*fields)
-    if threads == 1:
-        body.ctypes(array)
-    elif (parallel := _openmp()) is not None:
-        parallel(body.address, ctypes.addressof(array), threads, 0)
-    else:
-        list(_pool(threads).map(body.ctypes, [array] * threads))
-
-
-@cache
-def _openmp() -> Any:
-    """The entry of the OpenMP library that torch itself runs on: GOMP_parallel(function, data, threads, flags).
-
-    Threads of our own (numba's `omp` layer loads a second libgomp, `workqueue` has a pool) would compete with torch's,
-    which keep spinning on their cores after each operation. None where torch runs on something else.
-    """
-    function = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
-    if function is not None:
-        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-        function.restype = None
-    return function
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "pagedlab-cpu")

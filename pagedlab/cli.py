@@ -20,6 +20,7 @@ COMMANDS = {
     "bench_simulator": "requests a second that the simulator serves, by number of requests",
     "calibrate": "measure this machine for a minute and fit the simulator's cost model to it",
     "fidelity": "serve a workload for real and in simulation: how far the two are apart",
+    "bench_engine": "how fast the engine is on a CPU, beside what the machine could do and beside other engines",
     "bench_inputs": "what it costs to build the inputs of a decode step",
     "profile_step": "where the time of a step goes, part by part, with the settings of serve",
     "bench_kernels": "attention kernels against attention without pages, and against the read bandwidth",

@@ -42,6 +42,7 @@ from pagedlab.settings import (
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _EARLY_STOPPING = ("false", "true", "never")
 MOST_REPLICAS = 1024
+_OPTIMIZE = ("none", "auto")
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -171,6 +172,8 @@ def _check_values(s: Settings) -> None:
         _within("max_model_len", s.max_model_len, 1, None)
     if s.model.dtype not in _DTYPES:
         raise ConfigError(f"model.dtype={s.model.dtype}: expected one of {', '.join(_DTYPES)}")
+    if s.model.optimize not in _OPTIMIZE:
+        raise ConfigError(f"model.optimize={s.model.optimize}: expected one of {', '.join(_OPTIMIZE)}")
     if s.executor.name == "torch":
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", s.executor.device):
             raise ConfigError(f"executor.device={s.executor.device}: expected auto, cpu, cuda or cuda:N")

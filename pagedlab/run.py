@@ -411,6 +411,7 @@ def labels(settings: Settings, lab: Lab | None) -> dict[str, Any]:
         "executor": settings.executor.name,
         "clock": lab.executor.clock.kind if lab else None,
         "kernel": lab.executor.kernel_name if lab else None,
+        "optimized": lab.executor.optimized if lab else None,
         "hardware": settings.hardware.name if settings.executor.name == "simulated" else None,
         "calibration": lab.calibration.data_sha256 if lab and lab.calibration else None,
         "allocator": settings.allocator.name,

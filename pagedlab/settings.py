@@ -20,7 +20,8 @@ class ModelSettings:
     path: a local folder or a hub id of any transformers causal LM, or for a simulation its config.json; when given it
     wins over `source`. dtype: float32, bfloat16, float16 or float64. config: a transformers config as a dict with
     `model_type`: `random` draws weights for it from `seed`, a simulation reads its sizes. provenance: where those are
-    from.
+    from. optimize: none, or auto: on a CPU what is known of its modules is replaced by faster ones that compute the
+    same (pagedlab/executor/optimize.py); the run's header and summary say what.
     """
 
     name: str
@@ -29,6 +30,7 @@ class ModelSettings:
     revision: Optional[str] = None
     dtype: str = "float32"
     seed: int = 0
+    optimize: str = "auto"
     config: dict[str, Any] = field(default_factory=dict)
     provenance: dict[str, str] = field(default_factory=dict)
 

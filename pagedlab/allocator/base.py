@@ -259,18 +259,20 @@ class Allocator(ABC):
         holding = self.holdings[key]
         new: list[int] | None = []
         if num_tokens > holding.promised:
-            filled = holding.promised % self.pool.block_size
-            shared = filled > 0 and self.pool.is_shared(holding.table[-1])
-            new = self._blocks_for_growth(holding, num_tokens, int(shared))
-            if new is None:
-                return None
-            if shared:
-                self.pool.release([holding.table.pop()])
-                self._tokens += filled
-                self._promised += filled
-                self._table_entries -= 1
-            holding.table.extend(new)
-            self._table_entries += len(new)
+            size, table = self.pool.block_size, holding.table
+            filled = holding.promised % size
+            shared = filled > 0 and self.pool.is_shared(table[-1])
+            if shared or not self.grows or num_tokens > size * len(table):
+                new = self._blocks_for_growth(holding, num_tokens, int(shared))
+                if new is None:
+                    return None
+                if shared:
+                    self.pool.release([table.pop()])
+                    self._tokens += filled
+                    self._promised += filled
+                    self._table_entries -= 1
+                table.extend(new)
+                self._table_entries += len(new)
             self._promised += num_tokens - holding.promised
             holding.promised = num_tokens
         self._tokens += num_tokens - holding.tokens

@@ -46,6 +46,8 @@ class Display:
             highlight=False,
             soft_wrap=True,
         )
+        if lab.executor.optimized:
+            self._out.print(f"model optimized: {lab.executor.optimized}", highlight=False, soft_wrap=True)
         if lab.constants:
             self._out.print(lab.constants, highlight=False, markup=False, soft_wrap=True)
         if not self._progress:

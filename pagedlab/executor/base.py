@@ -38,6 +38,8 @@ class Executor(ABC):
     num_host_blocks: int
     kernel_name: str | None = None
     """The attention kernel it runs, where it runs one: what `kernel=auto` came to."""
+    optimized: str | None = None
+    """What `model.optimize=auto` came to, in words, where it was asked for and there is a model."""
 
     foretold: Callable[[Request, int, int], list[int]] | None = None
     """For an executor whose tokens depend on no KV: (request, start, stop) -> its output tokens start to stop. The

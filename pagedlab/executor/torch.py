@@ -19,6 +19,7 @@ from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason
 from pagedlab.executor.choices import choose
 from pagedlab.executor.graphs import DecodeGraphs, Fed, Record, cuda_record
 from pagedlab.executor.inputs import InputBuilder, StepInputs
+from pagedlab.executor.optimize import optimize
 from pagedlab.kernels.base import Kernel, PagedBatch, make_kernel
 from pagedlab.model.load import load_model
 from pagedlab.model.shape import ModelShape
@@ -103,7 +104,10 @@ class TorchExecutor(Executor):
         if settings.executor.cuda_graphs and not device.startswith("cuda"):
             raise ConfigError(f"executor.cuda_graphs=true: executor.device={device}, expected a CUDA device")
         record = cuda_record if settings.executor.cuda_graphs else None
-        executor = cls(load_model(settings.model, folder, device), shape, kernel, cache, record)
+        model = load_model(settings.model, folder, device)
+        optimized = optimize(model) if settings.model.optimize == "auto" else None
+        executor = cls(model, shape, kernel, cache, record)
+        executor.optimized = optimized
         executor.warm_up()
         return executor
 

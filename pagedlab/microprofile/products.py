@@ -30,9 +30,11 @@ def linear_layers(executor: TorchExecutor) -> list[torch.nn.Module]:
 
 
 def shape(module: torch.nn.Module) -> tuple[int, int]:
-    """(k, n) of a linear layer."""
+    """(k, n) of a linear layer; GPT-2's Conv1D has its weights the other way round and no in_features."""
+    if hasattr(module, "in_features"):
+        return int(module.in_features), int(module.out_features)  # type: ignore[arg-type]
     rows, columns = map(int, module.weight.shape)  # type: ignore[arg-type]
-    return (rows, columns) if type(module).__name__ == "Conv1D" else (columns, rows)
+    return rows, columns
 
 
 def are_separate(executor: TorchExecutor, linears: list[torch.nn.Module], costs: tuple[CostModel, CostModel]) -> bool:

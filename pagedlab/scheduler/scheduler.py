@@ -322,7 +322,7 @@ class Scheduler:
         if self._cohort is not None and self._cohort.decode(plan, most - plan.total_tokens):
             return
         for seq in self.decoding():
-            if plan.total_tokens + seq.num_feeding > most:
+            if plan.total_tokens + (seq.num_feeding if seq.forked else 1) > most:
                 break
             self.decode(plan, seq)
 
@@ -330,7 +330,7 @@ class Scheduler:
         """Running requests with exactly one token to feed, each of their sequences, in order of admission."""
         if self._cohort is not None:
             self._cohort.dissolve()
-        return [seq for seq in self.running if seq.pending == 1]
+        return [seq for seq in self.running if (seq.pending if seq.forked else seq.to_compute) == 1]
 
     def prefilling(self) -> list[Sequence]:
         """Running requests in the middle of their prompt, or of what they generated before a preemption."""
@@ -374,9 +374,10 @@ class Scheduler:
         """Feed tokens of a sequence of the request, if that runs and keeps running."""
         if request.status is not Status.RUNNING:
             return False
-        holding = self.allocator.holdings[seq.key]
-        length, last = len(holding.table), holding.table[-1]
-        while (new := self.allocator.grow(seq.key, seq.computed + num_tokens)) is None:
+        key = seq.key
+        table = self.allocator.holdings[key].table
+        length, last = len(table), table[-1]
+        while (new := self.allocator.grow(key, seq.computed + num_tokens)) is None:
             if self._cohort is not None:
                 self._cohort.dissolve()
             victim = self.victim.choose(self._may_yield_to(request))
@@ -384,7 +385,7 @@ class Scheduler:
             if victim is request:
                 return False
         if new:
-            start = len(holding.table) - len(new)
+            start = len(table) - len(new)
             if start < length:  # the last block was shared
                 plan.copies.append(Copy(seq.row, last, new[0]))
             plan.grown.append(Growth(seq.row, start, new))

@@ -260,3 +260,17 @@ def test_a_row_does_not_depend_on_the_other_rows(others):
 def test_any_whole_number_is_a_seed(seed):
     tokens = [sample(logits_of(FOUR)[None], [SamplingParams(1.0, seed=seed)], [i]).item() for i in range(200)]
     assert set(tokens) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_a_greedy_token_is_the_first_of_the_likeliest(dtype):
+    """bf16 logits often tie; NaN counts as the largest, as torch has it."""
+    logits = torch.from_numpy(np.random.default_rng(0).normal(size=(50, 3000))).to(dtype)
+    logits[3, [7, 900]] = 100
+    logits[4] = 0
+    logits[5, 17] = float("nan")
+    tokens = sample(logits, [SamplingParams(temperature=0.0)] * 50, [0] * 50)
+    largest = logits.amax(dim=-1)
+    assert tokens[[3, 4, 5]].tolist() == [7, 0, 17]
+    for row in (row for row in range(50) if row != 5):
+        assert int(tokens[row]) == int(torch.nonzero(logits[row] == largest[row])[0])

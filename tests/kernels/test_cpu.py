@@ -14,6 +14,7 @@ import torch
 
 from pagedlab.core.errors import ConfigError
 from pagedlab.kernels import cpu as cpu_kernel
+from pagedlab.kernels import threads as kernel_threads
 from pagedlab.kernels.base import KERNELS, PagedBatch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,7 +113,7 @@ def test_the_pieces_cover_each_context_once_and_none_is_empty():
 
 
 def test_threads_of_its_own_where_torch_has_no_openmp(kernel, monkeypatch):
-    monkeypatch.setattr(cpu_kernel, "_openmp", lambda: None)
+    monkeypatch.setattr(kernel_threads, "_openmp", lambda: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert decode_case(kernel, (900, 40, 17)) < LIMIT[torch.float32]
 

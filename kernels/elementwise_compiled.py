@@ -1,0 +1,181 @@
+"""The element-wise parts of a decoder layer as machine code, each in one pass over its numbers. Needs numba.
+
+Plain loops that LLVM makes vectors of. fp32 arithmetic on fp32 and bf16 numbers, rounded once. Bodies as in
+`cpu_compiled.py`: a thread takes the next rows from a counter until none is left.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, cfunc, njit, types
+from numba.extending import intrinsic
+
+ROWS = 8  # that a thread takes at a time
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
+_i16, _i32, _i64, _f32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+# 2 ** x from -1/2 to 1/2, the highest power first: relative error below 2e-7.
+_POLYNOMIAL = (1.5353362e-4, 1.3398874e-3, 9.6184374e-3, 5.5503325e-2, 2.4022648e-1, 6.9314720e-1, 1.0)
+_LOG2E = math.log2(math.e)
+
+
+def _at(builder: ir.IRBuilder, address: Any, at: Any, element: ir.Type) -> Any:
+    return builder.gep(builder.inttoptr(address, element.as_pointer()), [at])
+
+
+@intrinsic(prefer_literal=True)
+def _load(typing: Any, bits: Any, address: Any, at: Any) -> Any:
+    """Number `at` of 32 (fp32) or 16 bits (bf16), as fp32."""
+    width = bits.literal_value
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        if width == 32:
+            return builder.load(_at(builder, args[1], args[2], _f32))
+        half = builder.zext(builder.load(_at(builder, args[1], args[2], _i16)), _i32)
+        return builder.bitcast(builder.shl(half, _i32(16)), _f32)
+
+    return types.float32(bits, types.int64, types.int64), generate
+
+
+@intrinsic(prefer_literal=True)
+def _store(typing: Any, bits: Any, address: Any, at: Any, value: Any) -> Any:
+    """The fp32 value, rounded to nearest even where `bits` is 16. NaN stays NaN."""
+    width = bits.literal_value
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        value = args[3]
+        if width == 32:
+            builder.store(value, _at(builder, args[1], args[2], _f32))
+        else:
+            whole = builder.bitcast(value, _i32)
+            odd = builder.and_(builder.lshr(whole, _i32(16)), _i32(1))
+            rounded = builder.lshr(builder.add(builder.add(whole, _i32(0x7FFF)), odd), _i32(16))
+            kept = builder.select(builder.fcmp_unordered("uno", value, value), _i32(0x7FC0), rounded)
+            builder.store(builder.trunc(kept, _i16), _at(builder, args[1], args[2], _i16))
+        return context.get_dummy_value()
+
+    return types.void(bits, types.int64, types.int64, types.float32), generate
+
+
+@intrinsic
+def _take(typing: Any, counter: Any) -> Any:
+    """The next number of the counter (int64 pointer): each is given out once, whichever thread asks."""
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", args[0], _i64(1), "monotonic")
+
+    return types.int64(types.CPointer(types.int64)), generate
+
+
+@intrinsic
+def _as_float(typing: Any, bits: Any) -> Any:
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], _f32)
+
+    return types.float32(types.int32), generate
+
+
+@njit(inline="always", **_OPTIONS)
+def _shrunk(x: Any) -> Any:
+    """e ** -|x| in fp32: a library call is not to be had for vectors."""
+    power = max(-abs(x) * np.float32(_LOG2E), np.float32(-126))
+    whole = np.floor(power + np.float32(0.5))
+    rest = power - whole
+    value = np.float32(_POLYNOMIAL[0])
+    value = value * rest + np.float32(_POLYNOMIAL[1])
+    value = value * rest + np.float32(_POLYNOMIAL[2])
+    value = value * rest + np.float32(_POLYNOMIAL[3])
+    value = value * rest + np.float32(_POLYNOMIAL[4])
+    value = value * rest + np.float32(_POLYNOMIAL[5])
+    value = value * rest + np.float32(_POLYNOMIAL[6])
+    return value * _as_float((np.int32(whole) + np.int32(127)) << np.int32(23))
+
+
+def _body(function: Any) -> Any:
+    """As in `cpu_compiled.py`: compiled, or loaded from where numba keeps it."""
+    try:
+        return cfunc("void(CPointer(int64))", cache=True, **_OPTIONS)(function)
+    except RuntimeError:  # "no locator available"
+        return cfunc("void(CPointer(int64))", **_OPTIONS)(function)
+
+
+@lru_cache
+def norm_body(bits: int) -> Any:
+    """out = x / sqrt(mean(x ** 2) + eps) * weight, a row. Fields: 0 next rows, 1 rows, 2 x, 3 weight, 4 out, 5 columns,
+    6 row stride of x, 7 address of eps (fp32)."""
+
+    def norm(fields: Any) -> None:
+        f = carray(fields, 8)
+        rows, x, weight, out, columns, stride = f[1], f[2], f[3], f[4], f[5], f[6]
+        eps = _load(32, f[7], 0)
+        while True:
+            first = _take(fields) * ROWS
+            if first >= rows:
+                break
+            for row in range(first, min(first + ROWS, rows)):
+                squares = np.float32(0)
+                for i in range(columns):
+                    value = _load(bits, x, row * stride + i)
+                    squares += value * value
+                scale = np.float32(1) / np.sqrt(squares / np.float32(columns) + eps)
+                for i in range(columns):
+                    value = _load(bits, x, row * stride + i) * scale
+                    _store(bits, out, row * columns + i, value * _load(bits, weight, i))
+
+    return _body(norm)
+
+
+@lru_cache
+def gate_body(bits: int) -> Any:
+    """out = silu(gate) * up. Fields: 0 next rows, 1 rows, 2 gate, 3 up, 4 out, 5 columns, 6 row stride of the two."""
+
+    def gated(fields: Any) -> None:
+        f = carray(fields, 7)
+        rows, gate, up, out, columns, stride = f[1], f[2], f[3], f[4], f[5], f[6]
+        while True:
+            first = _take(fields) * ROWS
+            if first >= rows:
+                break
+            for row in range(first, min(first + ROWS, rows)):
+                for i in range(columns):
+                    x = _load(bits, gate, row * stride + i)
+                    below = _shrunk(x)
+                    share = (np.float32(1) if x >= 0 else below) / (np.float32(1) + below)
+                    _store(bits, out, row * columns + i, x * share * _load(bits, up, row * stride + i))
+
+    return _body(gated)
+
+
+@lru_cache
+def rotate_body(bits: int) -> Any:
+    """Rotary embedding of queries and keys, halves against each other. Fields: 0 next tokens, 1 tokens, 2 cos, 3 sin
+    (both [T, D]), 4 D, then of the queries 5 address, 6 stride of a token, 7 of a head, 8 heads, 9 out [T, H, D]; the
+    same of the keys from 10 on."""
+
+    def rotate(fields: Any) -> None:
+        f = carray(fields, 15)
+        tokens, cos, sin, dim = f[1], f[2], f[3], f[4]
+        half = dim // 2
+        while True:
+            first = _take(fields) * ROWS
+            if first >= tokens:
+                break
+            for token in range(first, min(first + ROWS, tokens)):
+                angle = token * dim
+                for which in range(5, 15, 5):
+                    x, token_stride, head_stride, heads, out = f[which : which + 5]
+                    for head in range(heads):
+                        at = token * token_stride + head * head_stride
+                        to = (token * heads + head) * dim
+                        for i in range(half):
+                            a, b = _load(bits, x, at + i), _load(bits, x, at + half + i)
+                            left = a * _load(bits, cos, angle + i) - b * _load(bits, sin, angle + i)
+                            right = b * _load(bits, cos, angle + half + i) + a * _load(bits, sin, angle + half + i)
+                            _store(bits, out, to + i, left)
+                            _store(bits, out, to + half + i, right)
+
+    return _body(rotate)
