@@ -1,0 +1,94 @@
+"""The audit: its short form, and that it can fall short."""
+
+from __future__ import annotations
+
+import ast
+import json
+
+import pytest
+
+from pagedlab.eviction.lru import Lru
+from tests.audit import cases
+from tests.audit.checks import CHECKS
+from tests.audit.harness import ROOT, Check, Found, record, run_checks, run_piece
+
+SHORT = [(name, piece) for name, check in CHECKS.items() for piece in check.pieces(True)]
+
+
+@pytest.mark.parametrize(("name", "piece"), SHORT, ids=str)
+def test_the_short_form_holds(name, piece):
+    found = CHECKS[name].attempt(piece)
+    assert not found.faults
+    assert found.tried > 0 or found.skipped
+
+
+# ---- it can fall short ----------------------------------------------------------------------------------------------
+
+
+def one(tried, faults=(), least=1):
+    return Check("", lambda short: [0], lambda piece: Found(tried, list(faults)), least)
+
+
+def test_a_fault_and_too_few_tries_fall_short(monkeypatch):
+    checks = {"sound": one(3), "at fault": one(3, ["it leaks"]), "too few": one(3, least=4)}
+    monkeypatch.setattr("tests.audit.harness.run_piece", lambda check, name, piece: (check.attempt(piece), 0.0))
+    written = record(run_checks(checks, short=False, processes=1), short=False)
+    assert {name: check["holds"] for name, check in written["checks"].items()} == {
+        "sound": True,
+        "at fault": False,
+        "too few": False,
+    }
+    assert not written["holds"]
+    assert json.loads(json.dumps(written)) == written
+
+
+@pytest.mark.parametrize(
+    ("piece", "said"),
+    [
+        ("exit", "ended with 3"),
+        ("die", "ended with -9"),
+        ("raise", "ended with 1: KeyError"),
+        ("hang", "still running"),
+    ],
+)
+def test_whatever_becomes_of_a_piece_is_a_fault_of_it(piece, said, tmp_path, monkeypatch):
+    program = {"exit": "exit(3)", "die": "os.kill(os.getpid(), 9)", "raise": "{}['a']", "hang": "time.sleep(60)"}[piece]
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {__import__("sys").executable} -c "import os, time; {program}"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    found, _ = run_piece(Check("", lambda short: [], lambda piece: Found(), limit_s=5), "any", piece)
+    assert len(found.faults) == 1
+    assert said in found.faults[0]
+
+
+# ---- the cases -----------------------------------------------------------------------------------------------------
+
+
+def test_all_43_cases_have_a_test_or_a_reason():
+    numbers = [int(case.split()[0].removeprefix("E")) for case in (*cases.CASES, *cases.ABSENT)]
+    assert len(set(numbers)) == len(numbers) == 43
+
+
+def test_every_test_of_a_case_is_there():
+    for tests in cases.CASES.values():
+        for test in tests:
+            file, _, function = test.partition("::")
+            tree = ast.parse((ROOT / "tests" / f"{file}.py").read_text())
+            names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+            assert function in names or function == "runTest", test
+
+
+def test_e30_uses_at_one_moment_keep_their_order():
+    """LRU goes by the order of uses, not by a clock that two of them may read alike."""
+    for again in range(4):
+        lru = Lru(4)
+        lru.now_s = 1.0
+        for key in range(4):
+            lru.insert(key)
+            lru.offer(key)
+        lru.withdraw(again)
+        lru.hit(again)
+        lru.free(again)
+        lru.offer(again)
+        assert lru.evict_all(4) == [*(key for key in range(4) if key != again), again]
