@@ -244,7 +244,8 @@ class _Run:
         self.weights = durations(recorder)
         self.duration = float(self.weights.sum())
         self.split = split_over_time(recorder)
-        self.held: np.ndarray = sum(self.split[kind] for kind in ("token_states", "reserved", "internal", "block_tail"))
+        split = self.split
+        self.held = split["token_states"] + split["reserved"] + split["internal"] + split["block_tail"]
         self.full = recorder.steps.column("memory_blocked")
         self.done = [seq for seq in recorder.sequences if seq.status is Status.FINISHED]
 
