@@ -51,11 +51,11 @@ class Tiers:
     def put(self, key: int, entry: Entry) -> None:
         """The device has evicted it. What it displaces goes further down, from the last tier out."""
         self.version += 1
-        moving: tuple[int, Entry] | None = (key, entry)
         for level in self.levels:
-            moving = level.put(*moving)
-            if moving is None:
+            gone = level.put(key, entry)
+            if gone is None:
                 return
+            key, entry = gone
 
     def remove(self, key: int) -> None:
         """It is on the device, or on its way there."""

@@ -244,7 +244,8 @@ class _Run:
         self.weights = durations(recorder)
         self.duration = float(self.weights.sum())
         self.split = split_over_time(recorder)
-        self.held: np.ndarray = sum(self.split[kind] for kind in ("token_states", "reserved", "internal", "block_tail"))
+        split = self.split
+        self.held = split["token_states"] + split["reserved"] + split["internal"] + split["block_tail"]
         self.full = recorder.steps.column("memory_blocked")
         self.done = [seq for seq in recorder.sequences if seq.status is Status.FINISHED]
 
@@ -265,8 +266,9 @@ class _Run:
 
 def _peak_batch(runs: list[_Run]) -> int:
     """The most sequences that ran at once, on all replicas."""
-    times = np.concatenate([run.column("start_s") for run in runs])
-    changes = np.concatenate([np.diff(run.column("running"), prepend=0) for run in runs])
+    times = np.concatenate([np.append(run.column("start_s"), run.column("end_s")[-1:]) for run in runs])
+    running = [run.column("running") for run in runs]
+    changes = np.concatenate([np.diff(of, prepend=0, append=0) if len(of) else of for of in running])
     return int(np.cumsum(changes[np.argsort(times, kind="stable")]).max(initial=0))
 
 

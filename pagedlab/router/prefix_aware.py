@@ -47,7 +47,7 @@ class PrefixAware(Router):
 
     def _uneven(self) -> bool:
         most, least = max(self.requests), min(self.requests)
-        return most - least > self.settings.balance_requests and most > self.settings.balance_ratio * least
+        return bool(most - least > self.settings.balance_requests and most > self.settings.balance_ratio * least)
 
     def _by_load(self) -> int:
         return self.requests.index(min(self.requests))

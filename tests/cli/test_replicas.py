@@ -5,21 +5,22 @@ import pyarrow.parquet as pq
 from tests.cli import test_replay
 from tests.cli.test_serve import call, summary
 
-RUN = ["executor=simulated", "hardware=a100_40gb", "model=opt_13b", "workload=dialogues", "workload.num_dialogues=12"]
-RUN += ["prefix_cache=hash_chain", "kv_num_blocks=90", "workload.think.mean_s=1", "audit_every=7"]
+RUN = ["executor=simulated", "hardware=a100_40gb", "model=opt_13b", "workload=dialogues", "workload.num_dialogues=24"]
+RUN += ["workload.prompt.high=64", "workload.output.high=64", "workload.arrival.rate=10"]
+RUN += ["prefix_cache=hash_chain", "kv_num_blocks=64", "workload.think.mean_s=1", "audit_every=7"]
 
 
 def test_replicas_behind_a_router_with_tiers_below_each(tmp_path):
-    words = [*RUN, "replicas=2", "router=prefix_aware", "tiers.host.gib=0.5", "tiers.disk.gib=1"]
+    words = [*RUN, "replicas=2", "router=prefix_aware", "tiers.host.gib=0.1", "tiers.disk.gib=1"]
     done = call(*words, f"hydra.run.dir={tmp_path}")
     assert done.returncode == 0, done.stderr
-    assert "KV cache: each of 2 replicas, 90 blocks" in done.stdout
+    assert "KV cache: each of 2 replicas, 64 blocks" in done.stdout
     assert "replicas behind prefix_aware" in done.stdout
     assert "brought up from tiers" in done.stdout
     said = summary(tmp_path)
     assert (said["replicas"], said["router"], said["num_requests"]) == (2, "prefix_aware", said["completed"])
     requests = pq.read_table(tmp_path / "requests.parquet").to_pylist()
-    assert len(requests) == said["num_requests"] > 24
+    assert len(requests) == said["num_requests"] > 48
     counted = [sum(row["replica"] == i for row in requests) for i in range(2)]
     assert said["per_replica"]["num_requests"] == counted
     hits = said["tier_hit_tokens"]

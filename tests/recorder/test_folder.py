@@ -37,6 +37,7 @@ S, I64, I32 = pa.float64(), pa.int64(), pa.int32()
 
 REQUESTS = {
     "id": I64,
+    "replica": I32,
     "source": pa.string(),
     "client": pa.string(),
     "priority": I64,
@@ -66,6 +67,7 @@ REQUESTS = {
     "output_scores": pa.list_(S),
 }
 TIMELINE = {
+    "replica": I32,
     "step": I64,
     "start_s": S,
     "end_s": S,
@@ -81,6 +83,8 @@ TIMELINE = {
     "blocks_saved": I32,
     "prefix_queried_tokens": I64,
     "prefix_hit_tokens": I64,
+    "prefix_host_hit_tokens": I64,
+    "prefix_disk_hit_tokens": I64,
     "prefix_evicted_blocks": I64,
     "blocks_copied": I32,
     "copy_s": S,
@@ -89,10 +93,12 @@ TIMELINE = {
     "swap_out_s": S,
     "swap_in_s": S,
     "host_blocks": I32,
+    "load_s": S,
     "admission_estimate": S,
     "preemptions": I64,
 }
 EVENTS = {
+    "replica": I32,
     "time_s": S,
     "step": I64,
     "kind": pa.string(),
@@ -176,6 +182,7 @@ def test_the_summary_has_every_number_that_the_docs_name(run_folder):
         "max_model_len",
     }  # named there, but no numbers
     named -= {"n", "best_of", "length_penalty", "output_scores", "token_s", "blocks_saved", "blocks_mapped"}
+    named -= {"oracle_buddy", "replica", "per_replica", "replica_balance"}  # the last two of several replicas
     assert set(SPLIT) < named
     assert {f"kv_{name}_fraction" if name in SPLIT else name for name in named} <= set(summary)
     assert {"status", "num_requests", "completed", "refused", "steps", "block_size", "kv_num_blocks"} <= set(summary)
@@ -253,6 +260,7 @@ def test_a_row_of_each_kind_of_request():
     tokens = naive_output(requests[0])
     assert first == {
         "id": 0,
+        "replica": 0,
         "source": "",
         "client": "",
         "priority": 0,
@@ -324,7 +332,8 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
     rows = timeline_table(recorder).to_pylist()
     common = {"kv_reserved": 0, "kv_internal": 0, "kv_cached_idle": 0, "blocks_saved": 0, "blocks_copied": 0}
     common |= {"blocks_swapped_out": 0, "blocks_swapped_in": 0, "swap_out_s": 0.0, "swap_in_s": 0.0, "host_blocks": 0}
-    common |= {"copy_s": 0.0, "admission_estimate": None}
+    common |= {"copy_s": 0.0, "load_s": 0.0, "replica": 0, "admission_estimate": None}
+    common |= {"prefix_host_hit_tokens": 0, "prefix_disk_hit_tokens": 0}
     common |= dict.fromkeys(("prefix_queried_tokens", "prefix_hit_tokens", "prefix_evicted_blocks"), 0)
     assert rows[0] == common | {
         "step": 0,
@@ -365,6 +374,7 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
     assert (rows[18]["prefill_tokens"], rows[18]["decode_tokens"], rows[18]["preemptions"]) == (17, 0, 1)
     assert events_table(recorder).to_pylist() == [
         {
+            "replica": 0,
             "time_s": 3.0,
             "step": 3,
             "kind": "preemption",
