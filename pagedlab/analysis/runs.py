@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+import yaml
 
 from pagedlab.core.errors import ConfigError
 from pagedlab.recorder.metrics import SCHEMA_VERSION
 
+# libyaml's is fifteen times as fast, where it is there; both make plain values only.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # What says nothing of what was run: where a run is shown, and how it tells of itself.
 _ASIDE = ("tracker", "progress", "audit_every", "hydra", "record_blocks")
 _NOT_A_RUN = "no run of `pagedlab serve`"
@@ -91,8 +93,8 @@ def read_run(folder: Path, name: str) -> Run:
     if missing:
         raise ConfigError(f"{path}: {_NOT_A_RUN}, {missing[0]} is missing beside it")
     try:
-        config = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"), resolve=False)
-    except Exception as error:
+        config = _LOADER((folder / "config.yaml").read_text(encoding="utf-8")).get_single_data()
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{folder / 'config.yaml'}: {' '.join(str(error).split())}") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{folder / 'config.yaml'}: expected a mapping")

@@ -46,7 +46,7 @@ class TrackioTracker:
                 summary = {f"summary/{key}": value for key, value in redact(rundata.summary(run_dir)).items()}
                 run.log(summary | {"requests": trackio.Table(columns=columns, data=rows)})
             finally:
-                run.finish()
+                trackio.finish()  # not the run's own: at exit it would be finished once more
 
 
 def _trackio() -> Any:

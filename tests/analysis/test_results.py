@@ -76,6 +76,13 @@ def test_an_old_or_foreign_file_is_one_line_beside_the_runs_and_an_error_alone(s
     assert "\n" not in str(error.value)
 
 
+def test_a_config_that_is_cut_short_is_one_line(sweep):
+    (sweep / "9" / "config.yaml").write_text("seed: [0,\nblock: {")
+    [line] = find_runs(sweep).skipped
+    assert "config.yaml" in line
+    assert "\n" not in line
+
+
 def test_a_folder_that_lost_its_requests_is_no_run(sweep):
     (sweep / "9" / "requests.parquet").unlink()
     [line] = find_runs(sweep).skipped

@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_module
 
 from pagedlab.cli import COMMANDS
 from pagedlab.config import load_settings
+from pagedlab.interrupts import Interrupts
 from tests.analysis.served_run import serve_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,5 +80,7 @@ def test_what_is_shown_of_finished_runs_works(page, words, sweep, monkeypatch, c
     given = [str(places.get(word, word)) for word in words[1:]]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [words[0], *given])
+    # The signal handlers of a command would outlive it here.
+    monkeypatch.setattr("pagedlab.analysis.command.guarded", lambda run: run(Interrupts()))
     assert import_module(f"pagedlab.experiments.{words[0]}").main() == 0, capsys.readouterr().err
     assert capsys.readouterr().out

@@ -36,6 +36,14 @@ def test_shared_blocks_have_several_references_and_idle_ones_a_code_of_their_own
     assert max(references.max() for references in forked.references) == 2
 
 
+def test_a_shared_block_is_named_after_the_first_that_holds_it():
+    two = [request(list(range(9)), 8, id=i, arrival=a) for i, a in ((0, 0.0), (1, 0.03))]
+    seen = mapped(two, 12, prefix_cache="hash_chain").block_map
+    shared = [holder[references > 1] for holder, references in zip(seen.holders, seen.references, strict=True)]
+    assert sum(len(holders) for holders in shared) > 2
+    assert {int(holder) for holders in shared for holder in holders} == {0}
+
+
 def test_what_is_held_is_what_the_timeline_says():
     requests = [request(5 + 3 * i, 6 + i, id=i, arrival=0.5 * i) for i in range(6)]
     recorder = mapped(requests, 12)

@@ -40,6 +40,9 @@ def test_a_run_lies_in_the_local_database(
     before = recorded(run_dir)
     assert publish(TrackioSettings("trackio", "lab", str(home)), run_dir, "run planted-in-environment", "sweep") is None
     assert capfd.readouterr().out == ""
+    import trackio
+
+    assert trackio.context_vars.current_run.get() is None  # nothing is left to be said at exit
     assert recorded(run_dir) == before
     assert "run ***" in json.dumps(ask(home, "list", "runs", "--project", "lab"))
     asked = ("get", "metric", "--project", "lab", "--run", "run ***", "--metric")

@@ -26,8 +26,8 @@ KINDS = {
     "external": "free, unusable",
     "free": "free",
 }
-_SHADES = [mpl.colormaps["cividis"](x) for x in np.linspace(0.0, 0.92, len(SPLIT) - 1)] + [(1.0, 1.0, 1.0, 1.0)]
-_HATCHES = ("", "", "///", "", "...", "xx", "")
+SHADES = [mpl.colormaps["cividis"](x) for x in np.linspace(0.0, 0.92, len(SPLIT) - 1)] + [(1.0, 1.0, 1.0, 1.0)]
+HATCHES = ("", "", "///", "", "...", "xx", "")
 _MOST_POINTS = 800
 _COLUMNS, _ROWS = 320, 512
 # Of the block map: free, cached and idle, between two holders, shared; then the tones of the requests in turn.
@@ -51,9 +51,9 @@ def memory_split(steps: pa.Table) -> Figure:
     whole = sum(slots.values())
     times = steps["start_s"].to_numpy()
     drawn = axes.stackplot(
-        times, *[100 * values / whole for values in slots.values()], colors=_SHADES, step="post", labels=KINDS.values()
+        times, *[100 * values / whole for values in slots.values()], colors=SHADES, step="post", labels=KINDS.values()
     )
-    for area, hatch in zip(drawn, _HATCHES, strict=True):
+    for area, hatch in zip(drawn, HATCHES, strict=True):
         area.set(hatch=hatch, edgecolor="#555555", linewidth=0.3)
     axes.set(xlabel="time, s", ylabel="share of the pool, %", ylim=(0, 100), xlim=_span(times))
     _legend(axes)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from pagedlab.analysis.drawing import COLOURS, LINES, MARKERS, STYLE
 from pagedlab.analysis.metrics import METRICS, Metric
-from pagedlab.analysis.report.run_figures import _HATCHES, _SHADES, KINDS
+from pagedlab.analysis.report.run_figures import HATCHES, KINDS, SHADES
 from pagedlab.analysis.runs import Run, as_text, setting
 
 _MOST_BARS = 40
@@ -27,7 +27,7 @@ def memory_bars(runs: Seq[Run], axes_named: Seq[str]) -> Figure:
         left = np.zeros(len(bars))
         for i, label in enumerate(KINDS.values()):
             shares = 100 * np.array([values[i] for _, values in bars])
-            look = {"color": _SHADES[i], "hatch": _HATCHES[i], "edgecolor": "#555555", "linewidth": 0.3}
+            look = {"color": SHADES[i], "hatch": HATCHES[i], "edgecolor": "#555555", "linewidth": 0.3}
             axes.barh(range(len(bars)), shares, left=left, label=label, **look)
             left += shares
         axes.set_yticks(range(len(bars)), [key or "run" for key, _ in bars])
