@@ -48,7 +48,7 @@ def bench_job(job: Job) -> None:
     from pagedlab.recorder.environment import environment
     from pagedlab.recorder.folder import write_json
 
-    own = OmegaConf.to_container(job.config.bench)
+    own: Any = OmegaConf.to_container(job.config.bench)
     del job.config.bench
     settings = load_settings(job.config)
     if settings.executor.name != "torch" or settings.workload.name != "synthetic":

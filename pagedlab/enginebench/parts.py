@@ -83,7 +83,7 @@ def take_turns(
 def ratio(one: Cell | list[dict[str, Any]], other: Cell | list[dict[str, Any]], name: str) -> float:
     """The median of the ratios within each round, in which the two were neighbours."""
     first, second = (x.runs if isinstance(x, Cell) else x for x in (one, other))
-    return median(a[name] / b[name] for a, b in zip(first, second, strict=True))
+    return float(median(a[name] / b[name] for a, b in zip(first, second, strict=True)))
 
 
 def blocks(settings: Settings, repeats: int) -> dict[str, Any]:

@@ -17,12 +17,14 @@ _ROTARY = "apply_rotary_pos_emb"
 
 
 class FusedNorm(nn.Module):
-    """The root mean square norm `plain`, of its weight [C] and eps, for x [..., C] in the weight's dtype."""
+    """The root mean square norm `plain`, of its weight [C] and eps, for x [..., C] in the weight's dtype. The two share
+    a copy of the weight."""
 
     def __init__(self, plain: nn.Module, weight: torch.Tensor, eps: float, ops: Elementwise):
         super().__init__()
         self._plain = (plain,)  # for x in another dtype; in a tuple, so that it counts as no part of the model
-        self._weight = weight.detach().contiguous()
+        self._weight = weight.detach().clone()
+        weight.data = self._weight
         self._eps = torch.tensor([eps], dtype=torch.float32)
         self._ops = ops
 

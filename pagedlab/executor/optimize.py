@@ -9,6 +9,7 @@ of its replacement, within the rounding of the dtype; whatever is not known, or 
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -64,6 +65,8 @@ class _Pass:
                 self._done["weights packed"] += 1
             elif not isinstance(module, nn.Embedding) and _has_matrices(module):
                 self._left[type(module).__name__] += 1
+        if self._pack:
+            _give_back(self._model)
         done = ", ".join(f"{count} {what}" for what, count in self._done.items()) or "nothing"
         left = ", ".join(f"{count} {what}" for what, count in self._left.items())
         return f"{done}; as they were: {left}" if left else done
@@ -145,6 +148,16 @@ class _Pass:
         query, key = self._draw(1, 2, _PROBE_ROWS, dim), self._draw(1, 1, _PROBE_ROWS, dim)
         angles = self._draw(1, _PROBE_ROWS, dim), self._draw(1, _PROBE_ROWS, dim)
         return all(_close(*pair) for pair in zip(plain(query, key, *angles), fused(query, key, *angles), strict=True))
+
+
+def _give_back(model: nn.Module) -> None:
+    """The memory of the weights that have been packed. A tensor that still lies in a model's file keeps all of that
+    mapped, and the C library keeps what it has freed."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _has_matrices(module: nn.Module) -> bool:

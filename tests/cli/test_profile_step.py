@@ -18,8 +18,16 @@ def call(*words):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
 
 
-def test_the_parts_of_a_run_sum_to_its_time(tmp_path):
-    words = ["model=tiny_llama", "workload=synthetic", "workload.num_requests=3", "kv_num_blocks=64"]
+@pytest.mark.parametrize(("optimize", "products"), [("none", 7), ("auto", 4)])
+def test_the_parts_of_a_run_sum_to_its_time(tmp_path, optimize, products):
+    """Products of a layer: q, k, v, o, gate, up and down, or some of them merged."""
+    words = [
+        "model=tiny_llama",
+        f"model.optimize={optimize}",
+        "workload=synthetic",
+        "workload.num_requests=3",
+        "kv_num_blocks=64",
+    ]
     done = call(*words, "max_model_len=512", "workload.output.high=8", f"hydra.run.dir={tmp_path / 'run'}")
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -30,7 +38,7 @@ def test_the_parts_of_a_run_sum_to_its_time(tmp_path):
     layers = 2  # of tiny_llama
     assert rows["KV write"]["calls"] == layers * summary["steps"]
     assert rows["sampling"]["calls"] <= summary["steps"]
-    assert rows["GEMMs"]["calls"] == layers * 7 * summary["steps"]
+    assert rows["GEMMs"]["calls"] == layers * products * summary["steps"]
     assert {"attention, decode", "attention, prefill", "norms", "head", "input building"} <= set(rows)
 
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 

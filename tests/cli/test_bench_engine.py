@@ -1,0 +1,57 @@
+"""`bench_engine`: every part with a small model, what it writes, and what it refuses in one line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = [
+    "model=tiny_llama", "bench.dtypes=[float32]", "bench.block_sizes=[16]", "bench.repeats=1", "max_model_len=512",
+    "workload.num_requests=3", "workload.prompt.high=40", "workload.output.high=10", "kv_bytes=4MiB",
+]  # fmt: skip
+
+
+def call(*words):
+    command = [sys.executable, "-m", "experiments.bench_engine", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def test_throughput_has_a_bound_a_memory_limit_and_a_profile_that_sums_to_the_step(tmp_path):
+    done = call(*SMALL, "bench.parts=[throughput,latency,loop]", f"hydra.run.dir={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    auto, none = summary["throughput"]["rows"]
+    assert (auto["optimize"], none["optimize"]) == ("auto", "none")
+    assert "norms fused" in auto["optimized"]
+    assert none["optimized"] is None
+    assert auto["output_tokens"] == none["output_tokens"] > 0
+    assert 0 < auto["of_bound"] < 1
+    machine = summary["machine"]["float32"]
+    assert auto["rss_bytes_allowed"] == pytest.approx(1.2 * (machine["weight_bytes"] + auto["kv_bytes"] + 500e6))
+    for rows in summary["throughput"]["profile"].values():
+        assert sum(row["share"] for row in rows) == pytest.approx(1)
+        assert {"GEMMs", "norms", "head", "attention, decode", "input building"} <= {row["part"] for row in rows}
+    assert summary["latency"]["output_tokens"] == 128
+    assert summary["latency"]["to_bound"] > 1
+    assert summary["loop"]["batch"] == 256
+    assert "a decode step of 256 sequences without the model" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["bench.parts=[speed]"],
+         "error: bench.parts=['speed']: expected some of throughput, blocks, memory, latency, loop"),
+        (["bench.against=tgi"], "error: bench.against=tgi: no such peer, expected one of openvino, transformers, vllm"),
+        (["executor=fingerprint"], "error: bench_engine: expected executor=torch and workload=synthetic"),
+        (["model.optimize=fast"], "error: model.optimize=fast: expected one of none, auto"),
+        ([*SMALL, "bench.parts=[throughput]", "bench.against=transformers"],
+         "error: bench.against=transformers: model=tiny_llama lies in no folder a peer reads"),
+    ],
+)  # fmt: skip
+def test_what_it_refuses(tmp_path, words, said):
+    done = call(*words, f"hydra.run.dir={tmp_path / 'run'}")
+    assert (done.returncode, done.stderr.strip()) == (2, said)
