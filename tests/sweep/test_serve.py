@@ -54,7 +54,7 @@ def finished(sweep):
 def test_a_sweep_killed_at_random_moments_loses_no_finished_job(tmp_path, at_once):
     """Killed and begun again until the kills are spent; then it is let end. Its moments are drawn from a seed."""
     draw = random.Random(at_once)
-    words = ["-m", "seed=range(0,6)", f"jobs={at_once}", *QUICK, f"hydra.sweep.dir={tmp_path}"]
+    words = ["-m", "seed=range(0,4)", f"jobs={at_once}", *QUICK, f"hydra.sweep.dir={tmp_path}"]
     # How long a whole sweep takes here, on this machine, under its load now.
     started = time.monotonic()
     assert call(*words, "hydra.sweep.dir=" + str(tmp_path / "whole")).returncode == 0
@@ -63,7 +63,7 @@ def test_a_sweep_killed_at_random_moments_loses_no_finished_job(tmp_path, at_onc
     words[-1] = f"hydra.sweep.dir={sweep}"
     done = {}
     for _ in range(KILLS // 2):
-        if len(done) == 6:  # all there: begin anew, so that the kills go on striking jobs
+        if len(done) == 4:  # all there: begin anew, so that the kills go on striking jobs
             words[-1] = f"hydra.sweep.dir={sweep.with_name(sweep.name + 'x')}"
             sweep, done = sweep.with_name(sweep.name + "x"), {}
         process = subprocess.Popen(
@@ -78,9 +78,9 @@ def test_a_sweep_killed_at_random_moments_loses_no_finished_job(tmp_path, at_onc
     assert call(*words).returncode == 0
     assert done.items() <= finished(sweep).items()
     rows = summary(sweep)["rows"]
-    assert [row["seed"] for row in rows] == list(range(6))
+    assert [row["seed"] for row in rows] == list(range(4))
     assert {row["status"] for row in rows} == {"completed"}
-    assert len({row["folder"] for row in rows}) == 6
+    assert len({row["folder"] for row in rows}) == 4
     expected = summary(tmp_path / "whole")["rows"]
     assert [row["output_tokens_per_s"] for row in rows] == [row["output_tokens_per_s"] for row in expected]
 
