@@ -150,9 +150,9 @@ def test_a_plan_says_what_the_sweep_would_do_and_does_nothing(tmp_path):
 
 
 def test_a_plan_of_what_hydra_refuses_names_the_job_and_says_what_becomes_of_the_sweep():
-    done = call("workload=synthetic,sharegpt", "workload.prompt.high=60", name="plan")
+    done = call("workload=sharegpt,synthetic", "workload.path=x.json", name="plan")
     assert done.returncode == 2
-    assert "workload.prompt" in done.stdout
+    assert "workload.path: no such setting here" in done.stdout
     assert "2 jobs: 1 to run, 0 cached, 1 refused" in done.stdout
     assert done.stderr.startswith("error: Hydra composes every job before the first runs")
 
