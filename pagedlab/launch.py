@@ -84,6 +84,10 @@ def launch(
     begun.clear()
     # Hydra prints what it catches in several lines; with this it lets us catch it and say it in one.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    # Processes that other launchers start must find the plugin before they have imported us.
+    beside = str(Path(__file__).parent / "_hydra")
+    if beside not in (paths := os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (*paths, beside)))
     try:
         load_plugins(sys.argv)
         running = JobTask(task, interrupts, done)

@@ -180,7 +180,7 @@ class Pool:
 
     def _tell(self, each: _Running) -> None:
         """Ask it once to end; `_look_after` insists."""
-        if each.told_s is None and each.process.pid is not None:
+        if each.told_s is None and each.process.is_alive() and each.process.pid is not None:
             each.told_s = time.monotonic()
             os.kill(each.process.pid, self.task.interrupts.signum or signal.SIGTERM)
 

@@ -238,8 +238,8 @@ def launched(tmp_path, monkeypatch):
     """Launches a sweep over block sizes into tmp_path, in this process; the task does what the test says."""
     monkeypatch.setitem(os.environ, "HYDRA_FULL_ERROR", "1")
 
-    def start(task):
-        monkeypatch.setattr(sys, "argv", ["serve", "-m", "block_size=8,16", f"hydra.sweep.dir={tmp_path}"])
+    def start(task, *words):
+        monkeypatch.setattr(sys, "argv", ["serve", "-m", "block_size=8,16", f"hydra.sweep.dir={tmp_path}", *words])
         interrupts = Interrupts()
         interrupts.install()
         return launch(task, interrupts)
@@ -264,7 +264,7 @@ def test_a_sweep_into_the_folder_of_an_earlier_one_shows_nothing_of_it(tmp_path,
 
     finish_sweep(launched(finishes).jobs)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "completed"
-    done = launched(second_fails)
+    done = launched(second_fails, "resume=false")
     finish_sweep(done.jobs)
     rows = json.loads((tmp_path / "summary.json").read_text())["rows"]
     assert [(row["status"], row["output_tokens_per_s"]) for row in rows] == [("completed", 1.0), ("failed", None)]

@@ -184,7 +184,10 @@ BAD = [
     ("block_sise=16", "block_sise: no such setting, did you mean block_size?"),
     ("+block_sise=16", "block_sise: no such setting, did you mean block_size?"),
     ("++block_sise=16", "block_sise: no such setting, did you mean block_size?"),
-    ("+foo.bar=1", "foo: no such setting, expected one of allocator, audit_every, block_size, eviction, executor, "),
+    (
+        "+foo.bar=1",
+        "foo: no such setting, expected one of allocator, allow_parallel_timing, audit_every, block_size, ",
+    ),
     ("sampling.temprature=1", "sampling.temprature: no such setting, did you mean temperature?"),
     ("+sampling.x=1", "sampling.x: no such setting, expected one of beam_width, best_of, early_stopping, ignore_eos, "),
     ("workload.arival.rate=2", "workload.arival: no such setting, did you mean arrival?"),
