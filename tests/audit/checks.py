@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from tests.audit import cases, mutations, programs
+from tests.audit import cases, explorer, mutations, programs
 from tests.audit.harness import Check
 
 CHECKS: dict[str, Check] = {
     "mutations": mutations.CHECK,
     "programs": programs.CHECK,
     "cases": cases.CHECK,
+    "explorer": explorer.CHECK,
 }
