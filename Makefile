@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: serve test lint types layers unit clean
+.PHONY: serve test lint types layers unit audit clean
 
 serve: $(VENV)/.installed
 	$(BIN)/pagedlab serve
@@ -22,6 +22,10 @@ layers: $(VENV)/.installed
 
 unit: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+# Half an hour of what `make test` does minutes of: the table of tests/audit, and results/audit.json.
+audit: $(VENV)/.installed
+	$(BIN)/python -m tests.audit
 
 # torch first and by itself, so that TORCH_INDEX can choose its build: PyPI's is for CUDA, several GB, and runs on a
 # CPU as well; TORCH_INDEX=https://download.pytorch.org/whl/cpu is small.

@@ -96,13 +96,19 @@ class PagedAllocator(Allocator):
             raise OutOfBlocks(f"{blocks} blocks asked, {self.pool.num_available} free or evictable")
         size, pool, attached = self.pool.block_size, self.pool, self._attachable(request)
         counted = {node.block for node in attached.values() if pool.ref[node.block]}  # by those that hold them
-        tables = self._need_host().take_back(request.id)
-        place = {block: node.block for block, node in attached.items()}
+        tables, held = self._need_host().tables[request.id], list[int]()
         for part in request.feeding:  # before anything is handed out: what is idle could be evicted for it
             if self.prefixes is not None:
-                self.prefixes.attach(part, [attached[block] for block in tables[part.key] if block in attached])
+                nodes = [attached[block] for block in tables[part.key] if block in attached]
+                self.prefixes.attach(part, nodes)
+                held += [node.block for node in nodes]
         moved = list(dict.fromkeys(b for table in tables.values() for b in table if b not in attached))
-        place |= zip(moved, pool.allocate(len(moved)), strict=True)
+        promised = {part.key: part.computed if request.forked else part.num_tokens for part in request.feeding}
+        growth = {key: blocks_for(promised[key], size) - len(table) for key, table in tables.items()}
+        new = self._allocate_beside(held, len(moved) + sum(growth.values()))
+        self._need_host().take_back(request.id)
+        place = {block: node.block for block, node in attached.items()} | dict(zip(moved, new, strict=False))
+        new = new[len(moved) :]
         seen: set[int] = set()
         grants = {}
         for part in request.feeding:
@@ -110,13 +116,22 @@ class PagedAllocator(Allocator):
             again = [block for block in tables[part.key] if block in seen and block not in attached]
             pool.retain([place[block] for block in again])
             seen.update(tables[part.key])
-            promised = part.computed if request.forked else part.num_tokens
-            table += pool.allocate(blocks_for(promised, size) - len(table))
-            shared = sum(min(size, promised - i * size) for i, block in enumerate(table) if block in counted)
+            taken, new = new[: growth[part.key]], new[growth[part.key] :]
+            table += taken
+            fits = promised[part.key]
+            shared = sum(min(size, fits - i * size) for i, block in enumerate(table) if block in counted)
             counted.update(table)
-            grants[part.key] = Grant(table, promised, part.computed, shared)
+            grants[part.key] = Grant(table, fits, part.computed, shared)
         self._enter(grants)
         return Restored(grants, [(block, place[block]) for block in moved], len(set(place) - set(moved)))
+
+    def _allocate_beside(self, held: list[int], blocks: int) -> list[int]:
+        """Blocks for a sequence that holds cached ones already, which go back where the pool fails to give more."""
+        try:
+            return self.pool.allocate(blocks)
+        except BaseException:
+            self.pool.release(held)
+            raise
 
     def cached_tokens(self, seq: Sequence) -> int:
         if self.is_swapped(seq):
@@ -142,8 +157,8 @@ class PagedAllocator(Allocator):
         if match is None:
             raise OutOfBlocks(f"{blocks} blocks asked, {self.pool.num_available} free or evictable")
         shared = size * sum(self.pool.ref[node.block] > 0 for node in match.nodes)
-        table = prefixes.take(seq, match)
-        table += self.pool.allocate(blocks - len(table))
+        table = prefixes.take(seq, match)  # before anything is handed out: what is idle could be evicted for it
+        table += self._allocate_beside(table, blocks - len(table))
         copies = [(match.partial.block, table[len(match.nodes)])] if match.partial else []
         loads = list(Counter(match.below).items())
         return {seq.key: Grant(table, seq.num_tokens, match.num_tokens(size), shared, copies, loads)}

@@ -417,15 +417,15 @@ class Scheduler:
         if not self._may_enter(seq) and not (self.preemptive and self._outrank(plan, seq)):
             return None
         parts = seq.parts
-        for part in parts:
-            part.row = self._rows.pop()
         if seq.swapped:
             self._bring_back(plan, seq)
             return seq
-        self.order.pop()
         # The first branch takes over what the trunk holds: until then that goes by its key, in its row.
-        seq.row, seq.index = parts[0].row, parts[0].index
-        grant = self.allocator.admit(seq)
+        seq.index = parts[0].index
+        grant = self.allocator.admit(seq)  # first: where it fails the request still waits
+        self.order.pop()
+        self._take_rows(parts)
+        seq.row = parts[0].row
         seq.status = Status.RUNNING
         seq.computed = grant.filled
         seq.cached_tokens += grant.filled
@@ -448,9 +448,10 @@ class Scheduler:
 
     def _bring_back(self, plan: Plan, seq: Sequence) -> None:
         """A request that was swapped out goes on where it was. A group that has forked stays so."""
+        back = self.allocator.restore(seq)  # first: where it fails the request still waits
         self.order.remove(seq)
         self._swapped.remove(seq)
-        back = self.allocator.restore(seq)
+        self._take_rows(seq.parts)
         if not seq.forked:
             seq.row, seq.index = seq.parts[0].row, seq.parts[0].index
         seq.swapped = False
@@ -568,6 +569,10 @@ class Scheduler:
         self.running.remove(request)
         if self._cohort is not None:
             self._cohort.vacated(request)
+
+    def _take_rows(self, parts: list[Sequence]) -> None:
+        for part in parts:
+            part.row = self._rows.pop()
 
     def _vacate(self, parts: list[Sequence]) -> list[int]:
         """Take back the rows of these sequences; returns them."""

@@ -75,18 +75,25 @@ def _row(entry: object, time: object, tokenizer: PromptTokenizer, where: str) ->
     known = [name for name in PROMPTS if entry.get(name) is not None]
     prompt: int | np.ndarray
     if known:
-        prompt = count(where + known[0], entry[known[0]])
+        prompt = count(where + known[0], _no_text(where + known[0], entry[known[0]]))
     else:
         text = entry.get("prompt")
         if not isinstance(text, str) or not text:
             raise Bad(f"{where}prompt", text, f"text, or its tokens as {PROMPTS[0]}")
         prompt = np.asarray(tokenizer.encode(text), dtype=np.int32)
         count(f"{where}prompt", len(prompt))
-    return Row(prompt, output, None if time is None else seconds("timestamp", time, _MS))
+    return Row(prompt, output, None if time is None else seconds("timestamp", _no_text("timestamp", time), _MS))
 
 
 def _first(entry: dict[str, Any], names: tuple[str, ...], where: str) -> int:
     for name in names:
         if entry.get(name) is not None:
-            return count(where + name, entry[name])
+            return count(where + name, _no_text(where + name, entry[name]))
     raise Bad(where + names[0], None, f"a whole number, as {names[0]} or {', '.join(names[1:])}")
+
+
+def _no_text(field: str, value: object) -> object:
+    """JSON has numbers: text in the place of one, which in CSV is all there is, is a fault of who wrote it."""
+    if isinstance(value, str):
+        raise Bad(field, value, "a number")
+    return value

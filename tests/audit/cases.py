@@ -183,7 +183,7 @@ def attempt(file: str) -> Found:
 
 
 CHECK = Check(
-    f"the {len(CASES) + len(ABSENT)} bug kinds of paged engines, {len(CASES)} of which there can be here, by their tests",
+    f"the {len(CASES) + len(ABSENT)} bug kinds of paged engines, {len(CASES)} of which can be here, by their tests",
     pieces,
     attempt,
     least=len({test for tests in CASES.values() for test in tests}),

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from tests.audit.harness import Check, Found
 from tests.engine.machine import random_program as of_the_core
-from tests.prefix_cache.watched import random_program as with_a_prefix_cache
 from tests.preemption.test_mutations import program_with_a_cache as that_swap
+from tests.prefix_cache.watched import random_program as with_a_prefix_cache
 
 KINDS: dict[str, tuple[Callable[[int], object], int]] = {  # and how many of them
     "core": (of_the_core, 5000),

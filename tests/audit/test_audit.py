@@ -7,10 +7,17 @@ import json
 
 import pytest
 
+from pagedlab.allocator.base import Allocator
+from pagedlab.allocator.caching_pool import CachingPool
+from pagedlab.allocator.paged import PagedAllocator
+from pagedlab.allocator.pool import BlockPool
+from pagedlab.allocator.prefixes import Prefixes
 from pagedlab.eviction.lru import Lru
 from tests.audit import cases
 from tests.audit.checks import CHECKS
+from tests.audit.explorer import explore
 from tests.audit.harness import ROOT, Check, Found, record, run_checks, run_piece
+from tests.engine.test_mutations import rewrite
 
 SHORT = [(name, piece) for name, check in CHECKS.items() for piece in check.pieces(True)]
 
@@ -92,3 +99,21 @@ def test_e30_uses_at_one_moment_keep_their_order():
         lru.free(again)
         lru.offer(again)
         assert lru.evict_all(4) == [*(key for key in range(4) if key != again), again]
+
+
+# ---- the explorer ---------------------------------------------------------------------------------------------------
+
+EXPLORED_FAULTS = {
+    "no copy-on-write": (BlockPool, "is_shared", "self.ref[block] > 1", "False"),
+    "a fork without references": (PagedAllocator, "fork", "self.pool.retain(source.table)", "pass"),
+    "a block is cached half full": (Prefixes, "publish", "seq.computed // index", "1 + seq.computed // index"),
+    "what is shared is not held": (CachingPool, "hold", "self._idle.remove(block)", "pass"),
+    "the tail is not swapped out": (Allocator, "swap_out", "blocks_for(part.computed, size)", "part.computed // size"),
+}
+
+
+@pytest.mark.parametrize("name", EXPLORED_FAULTS)
+def test_the_explorer_finds(name, monkeypatch):
+    monkeypatch.setattr(PagedAllocator, "audit", lambda self: None)
+    rewrite(monkeypatch, *EXPLORED_FAULTS[name])
+    assert any(explore(configuration, 1500).faults for configuration in ("hash_chain, host", "radix, host"))

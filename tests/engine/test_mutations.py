@@ -279,7 +279,7 @@ MUTATIONS = {
     "released_row_is_not_told": (Scheduler, "_leave", "self._released += rows", "pass"),
     "finish_forgets_to_release": (Scheduler, "_leave", "self.allocator.release(part.key)", "pass"),
     "ended_sequence_keeps_its_row": (Scheduler, "_vacate", "self._rows += rows", "pass"),
-    "row_is_reused_while_in_use": (Scheduler, "admit_next", "self._rows.pop()", "self._rows[-1]"),
+    "row_is_reused_while_in_use": (Scheduler, "_take_rows", "self._rows.pop()", "self._rows[-1]"),
     "admission_ignores_the_watermark": (OnDemand, "allows", "self.watermark_blocks if running else 0", "0"),
     "watermark_holds_in_an_empty_pool": (OnDemand, "allows", " if running else 0", ""),
     "refused_admission_takes_a_block": refused_admission_takes_a_block,

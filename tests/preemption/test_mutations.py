@@ -141,15 +141,15 @@ MUTATIONS = {
     "blocks are handed out before those that are cached are held": (
         PagedAllocator,
         "restore",
-        "tables = self._need_host().take_back(request.id)",
-        "tables = self._need_host().take_back(request.id)\n    early = pool.allocate(min(2, pool.num_available))\n"
-        "    pool.release(early)",
+        "tables, held = self._need_host().tables[request.id], list[int]()",
+        "tables, held = self._need_host().tables[request.id], list[int]()\n"
+        "    early = pool.allocate(min(2, pool.num_available))\n    pool.release(early)",
     ),
     "cached blocks are attached without a reference": (
         PagedAllocator,
         "restore",
-        "self.prefixes.attach(part, [",
-        "id([",
+        "self.prefixes.attach(part, nodes)",
+        "pass",
     ),
     "attached blocks of others are counted again": (
         PagedAllocator,

@@ -312,3 +312,11 @@ def test_public_traces_read_whole(name, file, rows, mean_prompt, mean_output):
     if mean_prompt:
         assert np.mean([p for p, _ in sizes(requests)]) == pytest.approx(mean_prompt, abs=0.1)
         assert np.mean([o for _, o in sizes(requests)]) == pytest.approx(mean_output, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "line", ['{"prompt_tokens": "3", "output_tokens": 2}', '{"prompt_tokens": 3, "output_len": "2"}']
+)
+def test_text_in_the_place_of_a_number_of_json_is_refused(write, line):
+    with pytest.raises(WorkloadError, match=r"'[23]', expected a number"):
+        served("request_lines", write(line, "t.jsonl"))
