@@ -44,6 +44,7 @@ SEAMS: tuple[Registry[Any], ...] = (
     WORKLOADS,
 )
 _MADE = "<!-- Made by `python -m experiments.docs` from docstrings and conf/: change those. -->"
+_MEANT = str.maketrans({"*": r"\*", "_": r"\_", "<": "&lt;"})  # what Markdown would take for markup
 # Where a page says more than docstrings do.
 _MORE = {
     "prefix_cache": "prefix_cache.md",
@@ -132,12 +133,12 @@ def _parameters(kind: str, name: str) -> list[str]:
 
 
 def _plain(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True, width=10_000).strip().removesuffix("...").strip()
+    return str(yaml.safe_dump(value, default_flow_style=True, width=10_000)).strip().removesuffix("...").strip()
 
 
 def _text(docstring: str) -> Iterable[str]:
     """As Markdown: what is not code has no meaning of its own there."""
     for line in docstring.splitlines():
         pieces = line.split("`")
-        pieces[::2] = [piece.translate(str.maketrans({"*": r"\*", "_": r"\_", "<": "&lt;"})) for piece in pieces[::2]]
+        pieces[::2] = [piece.translate(_MEANT) for piece in pieces[::2]]
         yield "`".join(pieces)
