@@ -101,6 +101,8 @@ def launch(
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         say(f"error: {one_line(error, kind)}")
         done.exit_code = EXIT_USAGE
+    for sweep in begun:  # Hydra's own copy of the command line, with secrets in clear
+        (sweep / "multirun.yaml").unlink(missing_ok=True)
     if begun and not done.jobs:
         _collect(begun[0], done)
     done.seconds = time.monotonic() - started
