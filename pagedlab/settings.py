@@ -580,8 +580,8 @@ class Settings:
     max_model_len: the most tokens of one sequence in the cache (the last generated one is never fed); null is the
     model's own limit. audit_every: check every invariant each so many steps; 0 only at the end. replicas: engines with
     a pool of that budget each, behind the router. record_blocks: sample who holds which block, for the map of the pool
-    in `pagedlab report`; steps are then taken one by one. seeds: run once for each of them, from a cold cache each time,
-    instead of once for `seed`.
+    in `pagedlab report`; steps are then taken one by one. seeds: run once for each of them, from a cold cache each
+    time, instead of once for `seed`.
 
     Of a sweep: resume skips what its folder holds finished; fail_fast stops at the first failure; jobs of them run at
     once, none for longer than job_timeout_s; allow_parallel_timing lets them measure by the wall clock all the same.

@@ -18,7 +18,7 @@ Name = tuple[str, str]
 def run_all(names: list[Name], bench: Bench, workers: int) -> Iterator[tuple[Name, list[Point]]]:
     """The points of each part, as they become ready. bench.tick is called often, and may raise to end it: then, as
     after an error of a part, nothing is left running."""
-    if workers == 1 or len(names) == 1:
+    if workers == 1 or len(names) <= 1:
         for name in names:
             yield name, _points(name, bench)
         return

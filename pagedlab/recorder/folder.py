@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pagedlab.recorder.files import TEMPORARY, holds_completed_run, write_atomic, write_json
 from pagedlab.recorder.blocks import blocks_table
+from pagedlab.recorder.files import TEMPORARY, holds_completed_run, write_atomic, write_json
 from pagedlab.recorder.metrics import NO_SLO, SPLIT, Slo, delays_of, longest_gaps, ratio, split_over_time
 from pagedlab.recorder.recorder import Recorder
 

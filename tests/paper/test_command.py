@@ -67,6 +67,8 @@ def test_a_finished_figure_is_not_computed_again_and_another_trace_is(folder):
     rows = json.loads((folder / "points.json").read_text())
     assert rows[0]["value"] == 12.5
     assert {row["figure"] for row in rows} == {"2", "1"}
+    again = call("figure=[2,1]", "workers=2", "trace_s=240", "seeds=[0,1]", f"hydra.run.dir={folder}")
+    assert again.returncode == 0, again.stderr  # with nothing left to run
     done = call("figure=2", "trace_s=60", "seeds=[0,1]", f"hydra.run.dir={folder}")
     assert done.returncode == 0, done.stderr
     assert json.loads((folder / "points.json").read_text())[0]["value"] != 12.5
