@@ -424,7 +424,7 @@ MUTATIONS = {
         Allocator,
         "grow",
         "self.pool.release([holding.table.pop()])",
-        "self.pool.release([holding.table[-1]] * 2)\n            holding.table.pop()",
+        "self.pool.release([holding.table[-1]] * 2)\n                    holding.table.pop()",
     ),
     "copied_tokens_are_not_counted": (Allocator, "grow", "self._tokens += filled", "pass"),
     "copied_promise_is_not_counted": (Allocator, "grow", "self._promised += filled", "pass"),
