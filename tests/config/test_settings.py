@@ -188,7 +188,8 @@ BAD = [
     ("+workload.prompt.hgih=2", "workload.prompt.hgih: no such setting, did you mean high?"),
     (
         "+model.x=1",
-        "model.x: no such setting, expected one of config, dtype, name, optimize, path, provenance, revision, seed, source",
+        "model.x: no such setting, expected one of config, dtype, name, optimize, path, provenance, revision, seed, "
+        "source",
     ),
     ("+allocator.x=1", "allocator.x: no such setting, expected one of name"),
     ("+executor.x.y=3", "executor.x: no such setting, expected one of copy_s, eos_token_id, name, step_s, "),
