@@ -259,19 +259,19 @@ class Allocator(ABC):
         holding = self.holdings[key]
         new: list[int] | None = []
         if num_tokens > holding.promised:
-            size, table = self.pool.block_size, holding.table
+            size = self.pool.block_size
             filled = holding.promised % size
-            shared = filled > 0 and self.pool.is_shared(table[-1])
-            if shared or not self.grows or num_tokens > size * len(table):
+            shared = filled > 0 and self.pool.is_shared(holding.table[-1])
+            if shared or not self.grows or num_tokens > size * len(holding.table):
                 new = self._blocks_for_growth(holding, num_tokens, int(shared))
                 if new is None:
                     return None
                 if shared:
-                    self.pool.release([table.pop()])
+                    self.pool.release([holding.table.pop()])
                     self._tokens += filled
                     self._promised += filled
                     self._table_entries -= 1
-                table.extend(new)
+                holding.table.extend(new)
                 self._table_entries += len(new)
             self._promised += num_tokens - holding.promised
             holding.promised = num_tokens

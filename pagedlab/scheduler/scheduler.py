@@ -322,7 +322,7 @@ class Scheduler:
         if self._cohort is not None and self._cohort.decode(plan, most - plan.total_tokens):
             return
         for seq in self.decoding():
-            if plan.total_tokens + (seq.num_feeding if seq.forked else 1) > most:
+            if plan.total_tokens + seq.num_feeding > most:
                 break
             self.decode(plan, seq)
 

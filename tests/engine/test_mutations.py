@@ -195,7 +195,7 @@ MUTATIONS = {
         Allocator,
         "grow",
         "new is None:\n",
-        "new is None:\n            self._tokens += 1\n",
+        "new is None:\n                self._tokens += 1\n",
     ),
     "token_sum_is_not_decremented": (
         Allocator,
@@ -424,7 +424,7 @@ MUTATIONS = {
         Allocator,
         "grow",
         "self.pool.release([holding.table.pop()])",
-        "self.pool.release([holding.table[-1]] * 2)\n            holding.table.pop()",
+        "self.pool.release([holding.table[-1]] * 2)\n                holding.table.pop()",
     ),
     "copied_tokens_are_not_counted": (Allocator, "grow", "self._tokens += filled", "pass"),
     "copied_promise_is_not_counted": (Allocator, "grow", "self._promised += filled", "pass"),
