@@ -59,7 +59,7 @@ class Check:
     pieces: Callable[[bool], Sequence[Any]]
     attempt: Callable[[Any], Found]
     least: int = 1
-    limit_s: int = 600
+    limit_s: int = 1200
 
 
 @dataclass

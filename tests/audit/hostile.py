@@ -36,7 +36,7 @@ omegaconf.OmegaConf.load yaml.unsafe_load pagedlab.run.run pagedlab.cli.main
 GROUPS = ("model", "allocator", "scheduler", "preemption", "executor", "hardware", "kernel", "workload", "tracker")
 RESOLVERS = words_of("""
 ${eval:1+1} ${python:os.system} ${oc.create:{a:1}} ${oc.decode:1} ${exec:ls} ${shell:ls} ${sh:ls} ${cmd:ls} ${py:1}
-${env:HOME} ${now:%Y} ${instantiate:os.system} ${import:os} ${load:/etc/passwd} ${file:/etc/passwd}
+${env:HOME} ${instantiate:os.system} ${import:os} ${load:/etc/passwd} ${file:/etc/passwd}
 ${read:/etc/passwd} ${nothing} ${..nothing} ${.nothing} ${a.b.c} ${${nothing}} ${oc.env:}
 ${oc.env:NO_SUCH_VARIABLE_HERE} ${oc.select} ${oc.dict.keys:nothing} ${oc.dict.values:nothing} ${hydra:runtime.cwd}
 ${oc.deprecated:nothing}
@@ -121,6 +121,7 @@ REFUSALS = {
     "conversations": ("tests/workload/test_malformed_files.py",),
     "traces": ("tests/workload/test_traces.py", "tests/workload/test_block_traces.py"),
     "secrets": ("tests/tracker/test_redact.py",),
+    "a tracker refused, slow, or full": ("tests/tracker/test_wandb_failures.py",),
 }
 
 

@@ -45,4 +45,4 @@ def attempt(suite: str) -> Found:
     return found
 
 
-CHECK = Check("seeded faults, each caught", pieces, attempt, 300, limit_s=1500)
+CHECK = Check("seeded faults, each caught", pieces, attempt, 300, limit_s=3000)
