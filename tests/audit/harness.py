@@ -73,7 +73,7 @@ class Verdict:
         return max(0, self.found.tried - len(self.found.faults))
 
     def holds(self, short: bool) -> bool:
-        enough = self.found.tried >= (1 if short else self.check.least) or bool(self.found.skipped)
+        enough = short or self.found.tried >= self.check.least or bool(self.found.skipped)
         return enough and not self.found.faults
 
 
