@@ -237,13 +237,17 @@ def config_values() -> Iterator[tuple[str, str]]:
 
 def bad_configs(found: Found) -> None:
     from pagedlab.config import load_settings
+    from pagedlab.interrupts import Interrupts
     from pagedlab.launch import _one_line
+    from pagedlab.run import build
     from tests.config.composed import overridden
 
     for path, value in config_values():
         name = f"config {path}={value}"
         try:
-            load_settings(overridden((), f"{path}={value}"))
+            settings = load_settings(overridden((), f"{path}={value}"))
+            if path.startswith("workload."):
+                build(settings, Interrupts())  # which a workload checks before it is drawn
         except PagedlabError as error:
             _is_one_line(found, name, str(error))
         except Exception as error:
