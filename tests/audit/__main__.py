@@ -28,10 +28,10 @@ def table(verdicts: Mapping[str, Verdict], short: bool) -> Table:
     for name, verdict in verdicts.items():
         found = verdict.found
         said = "ok" if verdict.holds(short) else "FALLS SHORT"
-        if found.skipped:
-            said = f"skipped: {found.skipped}"
-        elif said != "ok" and not found.faults:
+        if said != "ok" and not found.faults:
             said += f": at least {verdict.check.least} expected"
+        if found.skipped:
+            said += f"; not tried: {found.skipped}"
         counted = (f"{key} {value:,}" for key, value in found.figures.items() if isinstance(value, int | float))
         what = "; ".join([verdict.check.what, *counted])
         made.add_row(name, what, f"{found.tried:,}", f"{verdict.held:,}", f"{verdict.seconds:.0f}", said)

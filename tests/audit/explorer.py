@@ -351,4 +351,4 @@ def attempt(piece: tuple[str, int]) -> Found:
     return explore(*piece)
 
 
-CHECK = Check("states of 4 blocks and 3 sequences, all invariants in each", pieces, attempt, 30_000, limit_s=900)
+CHECK = Check("states of 4 blocks and 3 sequences, all invariants in each", pieces, attempt, 100_000, limit_s=1800)

@@ -59,7 +59,7 @@ class Check:
     pieces: Callable[[bool], Sequence[Any]]
     attempt: Callable[[Any], Found]
     least: int = 1
-    limit_s: int = 600
+    limit_s: int = 1200
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Verdict:
         return max(0, self.found.tried - len(self.found.faults))
 
     def holds(self, short: bool) -> bool:
-        enough = self.found.tried >= (1 if short else self.check.least) or bool(self.found.skipped)
+        enough = short or self.found.tried >= self.check.least or bool(self.found.skipped)
         return enough and not self.found.faults
 
 

@@ -135,4 +135,4 @@ def attempt(piece: tuple[int, int, int]) -> Found:
     return found
 
 
-CHECK = Check("requests aborted at random, every pair of policies: all blocks back, memory flat", pieces, attempt, 150)
+CHECK = Check("requests aborted at random, every pair of policies: all blocks back, memory flat", pieces, attempt, 140)

@@ -26,8 +26,8 @@ BY = {
 
 
 def pieces(short: bool) -> list[str]:
-    """They are tests themselves, hence none in the short form but the quickest."""
-    return ["eviction"] if short else list(SUITES)
+    """They are tests themselves, hence none in the short form."""
+    return [] if short else list(SUITES)
 
 
 def attempt(suite: str) -> Found:
@@ -45,4 +45,4 @@ def attempt(suite: str) -> Found:
     return found
 
 
-CHECK = Check("seeded faults, each caught", pieces, attempt, 300, limit_s=1500)
+CHECK = Check("seeded faults, each caught", pieces, attempt, 300, limit_s=3000)
