@@ -44,7 +44,7 @@ SEAMS: tuple[Registry[Any], ...] = (
     WORKLOADS,
 )
 _MADE = "<!-- Made by `python -m experiments.docs` from docstrings and conf/: change those. -->"
-_MEANT: dict[int, str] = str.maketrans({"*": r"\*", "_": r"\_", "<": "&lt;"})  # what Markdown would take for markup
+_MEANT = {ord("*"): r"\*", ord("_"): r"\_", ord("<"): "&lt;"}  # what Markdown would take for markup
 # Where a page says more than docstrings do.
 _MORE = {
     "prefix_cache": "prefix_cache.md",
