@@ -236,30 +236,17 @@ def config_values() -> Iterator[tuple[str, str]]:
 
 
 def bad_configs(found: Found) -> None:
-    from pagedlab.config import load_settings
-    from pagedlab.interrupts import Interrupts
-    from pagedlab.launch import _one_line
-    from pagedlab.run import build
-    from tests.config.composed import overridden
+    """By what the command says of each, which is one line, or nothing where it takes it."""
+    from tests.config.composed import overridden, said_of
 
     for path, value in config_values():
         name = f"config {path}={value}"
         try:
-            settings = load_settings(overridden((), f"{path}={value}"))
-            if path.startswith("workload."):
-                build(settings, Interrupts())  # which a workload checks before it is drawn
-        except PagedlabError as error:
-            _is_one_line(found, name, str(error))
+            line = said_of(lambda: overridden((), f"{path}={value}"))  # noqa: B023 - called at once
         except Exception as error:
-            from hydra.errors import HydraException
-            from omegaconf.errors import OmegaConfBaseException
-
-            if isinstance(error, HydraException | OmegaConfBaseException):  # which `launch` makes a line
-                _is_one_line(found, name, _one_line(error))
-            else:
-                found.attempt(name, False, f"{type(error).__name__}: {error}")
+            found.attempt(name, False, f"{type(error).__name__}: {error}")
         else:
-            found.attempt(name, False, "was taken")
+            _is_one_line(found, name, line or "")
 
 
 # ---- a run folder ---------------------------------------------------------------------------------------------------
@@ -360,7 +347,7 @@ def bad_checkpoints(found: Found) -> None:
 
 
 def _is_one_line(found: Found, name: str, line: str) -> None:
-    found.attempt(name, bool(line) and line.isprintable() and len(line) < 1000, f"said {line[:200]!r}")
+    found.attempt(name, line.isprintable() and 0 < len(line) < 1000, f"said {line[:200]!r}")
 
 
 def _refused(found: Found, name: str, attempt: Callable[[], object]) -> None:

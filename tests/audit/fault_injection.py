@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from pagedlab.allocator.caching_pool import CachingPool
@@ -22,7 +24,6 @@ from pagedlab.engine import serve
 from pagedlab.executor.fingerprint import FingerprintExecutor
 from pagedlab.executor.inputs import InputBuilder
 from pagedlab.interrupts import Interrupts
-from pagedlab.recorder import folder as folder_module
 from pagedlab.recorder.recorder import Recorder
 from pagedlab.run import run
 from pagedlab.tracker import base as tracker_module
@@ -103,10 +104,10 @@ FILES: dict[str, tuple[Any, str]] = {
     "open": (Path, "open"),
     "replace": (Path, "replace"),
     "chmod": (Path, "chmod"),
-    "fsync": (folder_module.os, "fsync"),
-    "mkstemp": (folder_module.tempfile, "mkstemp"),
-    "write_table": (folder_module.pq, "write_table"),
-    "ParquetWriter": (folder_module.pq, "ParquetWriter"),
+    "fsync": (os, "fsync"),
+    "mkstemp": (tempfile, "mkstemp"),
+    "write_table": (pq, "write_table"),
+    "ParquetWriter": (pq, "ParquetWriter"),
     "mkdir": (Path, "mkdir"),
     "unlink": (Path, "unlink"),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -83,15 +84,26 @@ def run_piece(check: Check, name: str, piece: Any) -> tuple[Found, float]:
     # BLAS and the like would take a thread a processor, of each process.
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     began = time.perf_counter()
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=check.limit_s)
+        printed, said = process.communicate(timeout=check.limit_s)
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # what it has started as well
+        process.communicate()
         return Found(1, [f"{piece}: still running after {check.limit_s} s"]), time.perf_counter() - began
     took = time.perf_counter() - began
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
-        return Found(1, [f"{piece}: ended with {done.returncode}: {last[:500]}"]), took
-    return Found(**json.loads(done.stdout.splitlines()[-1])), took
+    if process.returncode:
+        last = (said.strip().splitlines() or ["nothing said"])[-1]
+        return Found(1, [f"{piece}: ended with {process.returncode}: {last[:500]}"]), took
+    return Found(**json.loads(printed.splitlines()[-1])), took
 
 
 def run_checks(
