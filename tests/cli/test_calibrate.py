@@ -10,7 +10,7 @@ import yaml
 from pagedlab.core.errors import PagedlabError
 from pagedlab.experiments.calibrate import calibrate_job
 from pagedlab.experiments.fidelity import compare, fidelity_job, first_difference
-from pagedlab.experiments.serve import serve_job
+from pagedlab.experiments.serve import ServeJob
 from pagedlab.hardware.calibration.observation import Observation, data_hash
 from pagedlab.interrupts import Interrupts
 from pagedlab.launch import Job
@@ -25,7 +25,9 @@ LOAD = ["workload=synthetic", "workload.num_requests=6", "workload.prompt.high=4
 def ran(command, *words, cache, folder):
     """The command in this process: loading torch for each takes longer than all that is tested."""
     job = Job(composed(*words, base=(), command=command), folder, {}, None)
-    task = {"calibrate": calibrate_job, "fidelity": fidelity_job, "config": serve_job}[command]
+    task = {"calibrate": calibrate_job, "fidelity": fidelity_job, "config": lambda job, how: ServeJob(how)(job)}[
+        command
+    ]
     before = os.environ.get("PAGEDLAB_CACHE"), torch.get_num_threads()
     os.environ["PAGEDLAB_CACHE"] = str(cache)
     try:

@@ -20,15 +20,9 @@ def sweep(tmp_path_factory):
     scarce = call("preemption=swap", "preemption.swap_num_blocks=2", *SMALL, f"hydra.run.dir={folder / 'scarce'}")
     assert scarce.returncode == 0, scarce.stderr
     assert "swaps, fallbacks" in scarce.stdout
-    return {
-        name: folder / path
-        for name, path in (
-            ("recompute", "sweep/0"),
-            ("swap", "sweep/1"),
-            ("adaptive", "sweep/2"),
-            ("scarce", "scarce"),
-        )
-    }
+    jobs = {row["preemption"]: folder / "sweep" / row["folder"] for row in summary(folder / "sweep")["rows"]}
+    assert list(jobs) == ["recompute", "swap", "adaptive"]
+    return jobs | {"scarce": folder / "scarce"}
 
 
 def test_each_way_is_seen_to_act(sweep):

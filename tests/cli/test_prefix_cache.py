@@ -50,7 +50,8 @@ def test_a_sweep_over_the_cache_shows_its_hits(tmp_path):
     none, chain, radix = summary(tmp_path)["rows"]
     assert none["prefix_hit_rate"] == 0 < chain["prefix_hit_rate"] < radix["prefix_hit_rate"]
     assert none["output_tokens"] == chain["output_tokens"] == radix["output_tokens"]
-    answers = [pq.read_table(tmp_path / str(job) / "requests.parquet").column("output_token_ids") for job in range(3)]
+    files = [tmp_path / row["folder"] / "requests.parquet" for row in (none, chain, radix)]
+    answers = [pq.read_table(file).column("output_token_ids") for file in files]
     assert answers[0] == answers[1] == answers[2]
 
 

@@ -32,10 +32,11 @@ from tests.config.composed import composed, overridden, said_of, settings_of
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 CHOICES = sorted((path.parent.name, path.stem) for path in CONF.glob("*/*.yaml"))
-GROUPS = {group for group, _ in CHOICES} - {"experiment"}
+STUDIES = {"experiment", "study"}  # whole runs and sweeps of them, not choices
+GROUPS = {group for group, _ in CHOICES} - STUDIES
 _REPLAYED_ONLY = set(TRACES) - set(OPTIONS["workload"])
 REPLAYED = [choice for choice in CHOICES if choice[0] == "eviction" or choice[1] in TRACES]
-SERVED = [choice for choice in CHOICES if choice[0] != "experiment" and choice not in REPLAYED]
+SERVED = [choice for choice in CHOICES if choice[0] not in STUDIES and choice not in REPLAYED]
 
 # What an option cannot do without.
 NEEDS = {("preemption", "none"): ("scheduler=reserve_output",), ("scheduler", "lpm"): ("prefix_cache=radix",)}
@@ -153,7 +154,7 @@ def test_an_option_of_a_seam_has_one_name_in_its_registry_and_its_module(seam):
 
 @pytest.mark.parametrize(("group", "name"), CHOICES)
 def test_a_config_file_says_its_own_name(group, name):
-    if group != "experiment":
+    if group not in STUDIES:
         said = yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
         assert said.get(group, said)["name"] == name  # a system is a file of all groups
 

@@ -83,7 +83,7 @@ MUTATIONS = {
     "a name stays after its block is reused": (
         Prefixes,
         "_on_evicted",
-        "[node.key for node in self.index.remove(self.index.nodes[key])]",
+        "[node.key for node in nodes]",
         "[key]",
     ),
     "blocks behind an evicted one stay": (PrefixCache, "remove", "list(_all_behind(node))", "[node]"),
