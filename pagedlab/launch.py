@@ -226,8 +226,17 @@ def _job(config: DictConfig) -> Job:
     launcher = str(hydra_config.runtime.choices.get("hydra/launcher"))
     if hydra_config.mode != RunMode.MULTIRUN:
         return Job(config, folder, {}, None, launcher=launcher)
+    check_subdir(hydra_config)
     sweep = Path(hydra_config.sweep.dir).resolve()
     return Job(config, folder, swept_of(hydra_config.overrides.task), sweep, launcher=launcher)
+
+
+def check_subdir(hydra_config: DictConfig) -> None:
+    """A job's folder is found again by its name. A name of the user's could be another job's, or climb out of the
+    sweep's folder."""
+    subdir = OmegaConf.to_container(hydra_config.sweep, resolve=False)["subdir"]  # type: ignore[index, call-overload]
+    if subdir not in ("${job_key:}", "${hydra.job.num}"):
+        raise ConfigError(f"hydra.sweep.subdir={subdir}: expected none, a job's folder is named by its key")
 
 
 def swept_of(overrides: Sequence[str]) -> dict[str, str]:

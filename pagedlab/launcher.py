@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pagedlab.core.errors import ConfigError
 from pagedlab.interrupts import Interrupted
-from pagedlab.launch import EXIT_FAULT, Job, JobTask, answer_of, finished_before, say, swept_of, worse
+from pagedlab.launch import EXIT_FAULT, Job, JobTask, answer_of, check_subdir, finished_before, say, swept_of, worse
 from pagedlab.recorder.redact import redact_argv
 from pagedlab.sweep.axes import axes_of
 from pagedlab.sweep.folder import alone
@@ -49,6 +49,7 @@ def launch_jobs(
         raise ConfigError(f"jobs={jobs}: expected a whole number, at least 1")
     if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s > 0):
         raise ConfigError(f"job_timeout_s={timeout_s}: expected more than 0 seconds")
+    check_subdir(config.hydra)
     sweep = Path(str(config.hydra.sweep.dir)).resolve()
     with alone(sweep):
         # Hydra's own copy of the command line, with secrets in clear; a job's config.yaml has them redacted.

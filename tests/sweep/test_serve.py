@@ -129,6 +129,17 @@ def test_what_only_a_sweep_can_do_is_refused_without_one(tmp_path):
 # ---- plans --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("subdir", ["../other", "/tmp/other", "same", "${hydra.job.override_dirname}"])
+def test_a_folder_of_a_job_that_is_not_named_by_its_key_is_refused(tmp_path, subdir, at_once):
+    """It could climb out of the sweep's folder, or be the folder of two jobs."""
+    words = ["-m", "seed=0,1", f"jobs={at_once}", *QUICK, f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    done = call(*words, f"hydra.sweep.subdir='{subdir}'")
+    line = f"error: hydra.sweep.subdir={subdir}: expected none, a job's folder is named by its key"
+    assert (done.returncode, done.stderr.strip()) == (2, line)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and not path.name.startswith(".")]
+
+
 def test_a_plan_says_what_the_sweep_would_do_and_does_nothing(tmp_path):
     words = ["block_size=8,16,999", *QUICK, f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     done = call(*words, name="plan", cwd=tmp_path)
