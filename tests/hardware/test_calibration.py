@@ -222,6 +222,10 @@ def test_local_takes_what_was_calibrated_here(cache):
     assert found.key["threads"] == 1
     assert files.calibration_of(run_of("block_size=32"), MODEL) is None
     assert files.calibration_of(run_of("kernel.name=torch"), MODEL) is None
+    assert files.calibration_of(run_of("model.optimize=none"), MODEL) is None
+    put(cache, calibration(run_of("model.optimize=none")))  # beside it, not in its place
+    assert files.calibration_of(run_of("model.optimize=none"), MODEL).key["optimize"] == "none"
+    assert files.calibration_of(run_of(), MODEL) == found
     assert files.calibration_of(run_of("hardware.calibration=null"), MODEL) is None
 
 
@@ -238,6 +242,7 @@ def test_a_file_of_another_machine_will_do_one_of_another_model_will_not(tmp_pat
         ("block_size=32", "was made for block_size=16, not 32"),
         ("model.dtype=float32", "was made for dtype=bfloat16, not float32"),
         ("kernel.name=torch", "was made for kernel=cpu, not torch"),
+        ("model.optimize=none", "was made for optimize=auto, not none"),
     ):
         with pytest.raises(ConfigError) as refusal:
             files.calibration_of(run_of(f"hardware.calibration={path}", word), MODEL)

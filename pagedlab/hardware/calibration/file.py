@@ -46,7 +46,8 @@ def folder() -> Path:
 def file_name(key: dict[str, Any]) -> str:
     """One for each thing that a calibration can be of."""
     names = (Path(str(key["model"])).name, key["sizes"], key["dtype"], f"block{key['block_size']}", key["kernel"])
-    return "-".join(map(str, names)) + f"-{key['threads']}threads.yaml"
+    plain = "" if key["optimize"] == "auto" else f"-optimize_{key['optimize']}"
+    return "-".join(map(str, names)) + f"-{key['threads']}threads{plain}.yaml"
 
 
 def read(file: Path) -> Calibration:

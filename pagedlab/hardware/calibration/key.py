@@ -17,14 +17,15 @@ _ROOMS = ("kernels", "executor")
 
 
 def asked(settings: Settings, model: Architecture) -> dict[str, Any]:
-    """What a run says of itself that a calibration must be of: its model, numbers and block size, and its kernel where
-    it names one."""
+    """What a run says of itself that a calibration must be of: its model, how that is computed, numbers and block size, and
+    its kernel where it names one."""
     sizes = hashlib.sha256(repr(sorted(asdict(model).items())).encode()).hexdigest()[:12]
     kernel = {} if settings.kernel.name == "auto" else {"kernel": settings.kernel.name}
     return {
         "model": settings.model.path or settings.model.name,
         "sizes": sizes,
         "dtype": settings.model.dtype,
+        "optimize": settings.model.optimize,
         "block_size": settings.block_size,
         **kernel,
     }
