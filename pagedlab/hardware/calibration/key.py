@@ -17,8 +17,8 @@ _ROOMS = ("kernels", "executor")
 
 
 def asked(settings: Settings, model: Architecture) -> dict[str, Any]:
-    """What a run says of itself that a calibration must be of: its model and how that is computed, numbers, block size, and its
-    kernel where it names one."""
+    """What a run says of itself that a calibration must be of: its model and how that is computed, numbers, block size,
+    and its kernel where it names one."""
     sizes = hashlib.sha256(repr(sorted(asdict(model).items())).encode()).hexdigest()[:12]
     kernel = {} if settings.kernel.name == "auto" else {"kernel": settings.kernel.name}
     return {
