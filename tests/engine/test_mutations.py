@@ -54,6 +54,7 @@ from tests.engine.machine import Violation, expected, random_program
 from tests.lab import VOCAB, naive_answer, request, run
 
 PROGRAMS = 1300  # heirs and second preemptions are rare
+LATE = (1208, 283)  # that found such a fault when last looked at: tried first, to be quick
 
 
 def rewrite(patch, owner, name, old, new):
@@ -546,9 +547,9 @@ def hunt_answers():
     return None
 
 
-def hunt():
+def hunt(seeds=(*LATE, *range(PROGRAMS))):
     """(name of the check, program, what it said) of the first program that fails; None when all pass."""
-    for seed in range(PROGRAMS):
+    for seed in seeds:
         try:
             random_program(seed)
         except Violation as violation:
@@ -574,6 +575,10 @@ def test_a_seeded_fault_is_caught(name, record_property):
     print(f"{name}: caught by {check} in program {program}: {said[:300]}")
 
 
-def test_the_clean_core_passes_as_many_programs_and_answers():
-    assert hunt() is None
+@pytest.mark.parametrize("part", range(4))
+def test_the_clean_core_passes_as_many_programs(part):
+    assert hunt(range(part, PROGRAMS, 4)) is None
+
+
+def test_the_clean_core_gives_as_many_answers():
     assert hunt_answers() is None

@@ -23,6 +23,7 @@ from tests.engine.test_mutations import rewrite
 from tests.lab import naive_answer, request, run
 
 PROGRAMS = 600
+LATE = (457,)  # that found a rare fault when last looked at: tried first, to be quick
 
 
 def moved_in_another_order(*order):
@@ -207,7 +208,7 @@ def program_with_a_cache(seed: int) -> None:
 
 def hunt():
     """(what caught it, which program, what it said) of the first program that fails; None when all pass."""
-    for seed in range(PROGRAMS):
+    for seed in (*LATE, *range(PROGRAMS)):
         for program in (program_of_the_machine, program_with_a_cache):
             try:
                 program(seed)
