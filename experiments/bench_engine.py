@@ -47,10 +47,12 @@ def bench_job(job: Job) -> None:
     from pagedlab.enginebench.parts import blocks, latency, memory
     from pagedlab.recorder.environment import environment
     from pagedlab.recorder.folder import write_json
+    from pagedlab.sweep.timing import check_plain
 
     own: Any = OmegaConf.to_container(job.config.bench)
     del job.config.bench
     settings = load_settings(job.config)
+    check_plain(settings, job.launcher, job.sweep_folder is not None)
     if settings.executor.name != "torch" or settings.workload.name != "synthetic":
         raise ConfigError("bench_engine: expected executor=torch and workload=synthetic")
     _check(own)

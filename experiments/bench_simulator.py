@@ -65,10 +65,12 @@ def bench_job(job: Job) -> None:
     from pagedlab.config import load_settings
     from pagedlab.experiments.bench_simulator import measure, profile
     from pagedlab.recorder.folder import write_json
+    from pagedlab.sweep.timing import check_plain
 
     own = OmegaConf.to_container(job.config.bench)
     del job.config.bench
     settings = load_settings(job.config)
+    check_plain(settings, job.launcher, job.sweep_folder is not None)
     sizes, profiled, most_stepped = _sizes(own)
     stepped = deepcopy(settings)
     stepped.executor.skip = False
@@ -135,8 +137,7 @@ def measure(settings: Settings, count: int) -> dict[str, Any]:
 def profile(settings: Settings, count: int) -> dict[str, float]:
     """Share of the time by module, the slowest first; what is outside of pagedlab under the name `libraries`."""
     import cProfile
-    import pstats
-    from collections import Counter
+    from collections import defaultdict
     from pathlib import Path
 
     from pagedlab.engine import serve
@@ -148,14 +149,14 @@ def profile(settings: Settings, count: int) -> dict[str, float]:
     profiler = cProfile.Profile()
     profiler.runcall(serve, lab.requests, lab.scheduler, lab.executor, recorder)
     profiler.runcall(summarize, recorder, lab.executor.num_blocks, settings.block_size, "completed")
-    by_module: Counter[str] = Counter()
-    stats: dict[tuple[str, int, str], tuple[Any, ...]] = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
-    for (file, _, _), (_, _, own, _, _) in stats.items():
-        parts = Path(file).with_suffix("").parts
+    by_module: defaultdict[str, float] = defaultdict(float)
+    for entry in profiler.getstats():
+        parts = Path(getattr(entry.code, "co_filename", "built in")).with_suffix("").parts
         inside = parts.index("pagedlab") if "pagedlab" in parts else None
-        by_module[".".join(parts[inside + 1 :]) if inside is not None else "libraries"] += own
+        by_module[".".join(parts[inside + 1 :]) if inside is not None else "libraries"] += entry.inlinetime
     total = sum(by_module.values())
-    return {name: seconds / total for name, seconds in by_module.most_common(12)}
+    slowest = sorted(by_module, key=by_module.__getitem__, reverse=True)[:12]
+    return {name: by_module[name] / total for name in slowest}
 
 
 def _lab(settings: Settings, count: int) -> Any:

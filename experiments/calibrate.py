@@ -59,10 +59,12 @@ def calibrate_job(job: Job, interrupts: Interrupts) -> None:
     from pagedlab.model.locate import shape_place
     from pagedlab.recorder.environment import environment
     from pagedlab.recorder.folder import write_atomic, write_json
+    from pagedlab.sweep.timing import check_plain
 
     own = _checked(job.config.calibrate)
     del job.config.calibrate
     settings = load_settings(job.config)
+    check_plain(settings, job.launcher, job.sweep_folder is not None)
     if settings.executor.name != "torch":
         raise ConfigError(f"executor={settings.executor.name}: a real model is profiled, expected torch")
     width = dtype_bytes(settings.model.dtype)

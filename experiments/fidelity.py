@@ -65,10 +65,12 @@ def fidelity_job(job: Job, interrupts: Interrupts) -> None:
     from pagedlab.recorder.environment import environment
     from pagedlab.recorder.folder import timeline_table, write_json, write_table
     from pagedlab.run import build, build_scheduler, give_host_pool, reached
+    from pagedlab.sweep.timing import check_plain
 
     own = OmegaConf.to_container(job.config.fidelity)
     del job.config.fidelity
     settings, runs = load_settings(job.config), _runs(own)
+    check_plain(settings, job.launcher, job.sweep_folder is not None)
     if settings.executor.name != "torch":
         raise ConfigError(f"executor={settings.executor.name}: it is a real run that is simulated, expected torch")
     imitation = _imitation(settings, job)

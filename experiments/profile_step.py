@@ -33,8 +33,10 @@ def profile_job(job: Job, interrupts: Interrupts) -> None:
     from pagedlab.recorder.folder import write_json
     from pagedlab.recorder.recorder import Recorder
     from pagedlab.run import build
+    from pagedlab.sweep.timing import check_plain
 
     settings = load_settings(job.config)
+    check_plain(settings, job.launcher, job.sweep_folder is not None)
     if settings.executor.name != "torch":
         raise ConfigError(f"executor={settings.executor.name}: a profile is of a real model, expected torch")
     lab = build(settings, interrupts)

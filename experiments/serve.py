@@ -60,14 +60,11 @@ def run_job(job: Job, interrupts: Interrupts) -> tuple[Callable[[], object], lis
     from pagedlab.launch import say
     from pagedlab.repeat import repeat
     from pagedlab.run import run
-    from pagedlab.sweep.timing import check_alone, check_timing
+    from pagedlab.sweep.timing import check_job
     from pagedlab.tracker.base import publish
 
     settings = load_settings(job.config)
-    if job.sweep_folder is None:
-        check_alone(settings)
-    else:
-        check_timing(settings, job.launcher)
+    check_job(settings, job.launcher, job.sweep_folder is not None)
     show = Display(settings.progress)
     if job.swept:
         say("job " + " ".join(f"{key}={value}" for key, value in job.swept.items()))

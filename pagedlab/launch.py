@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -234,7 +234,7 @@ def _job(config: DictConfig) -> Job:
 def check_subdir(hydra_config: DictConfig) -> None:
     """A job's folder is found again by its name. A name of the user's could be another job's, or climb out of the
     sweep's folder."""
-    subdir = OmegaConf.to_container(hydra_config.sweep, resolve=False)["subdir"]  # type: ignore[index, call-overload]
+    subdir = cast(dict[str, Any], OmegaConf.to_container(hydra_config.sweep, resolve=False))["subdir"]
     if subdir not in ("${job_key:}", "${hydra.job.num}"):
         raise ConfigError(f"hydra.sweep.subdir={subdir}: expected none, a job's folder is named by its key")
 

@@ -91,8 +91,8 @@ class _Running:
     process: BaseProcess
     job: Job
     started: float
-    told_s: float | None = None  # when it was told to end, and why
-    overdue: bool = False
+    told_s: float | None = None  # when it was told to end
+    overdue: bool = False  # that is why
 
 
 class Pool:
@@ -120,7 +120,7 @@ class Pool:
         # Once here instead of in every process.
         import pagedlab.run  # noqa: F401
 
-        started: list[Job] = []
+        started: dict[Path, Job] = {}
         waiting: DictConfig | None = next(composed, None)
         try:
             while waiting is not None or self.running:
@@ -131,8 +131,8 @@ class Pool:
                         self._tell(each)
                 elif waiting is not None and len(self.running) < self.jobs:
                     job = self._job(waiting)
-                    if job.folder not in {other.folder for other in started}:
-                        started.append(job)
+                    if job.folder not in started:
+                        started[job.folder] = job
                         self._start(job, waiting)
                     waiting = next(composed, None)
                     continue
@@ -143,7 +143,7 @@ class Pool:
                 each.process.kill()
                 each.process.join()
         self.task.interrupts.raise_if_requested()
-        return [_returned(job) for job in started]
+        return [_returned(job) for job in started.values()]
 
     def _job(self, config: DictConfig) -> Job:
         folder = Path(str(OmegaConf.select(config, "hydra.sweep.dir"))).resolve()

@@ -277,10 +277,15 @@ def _num_blocks(settings: Settings, bytes_per_token: int, free_bytes: int) -> in
     block_bytes = settings.block_size * bytes_per_token
     budget, said = _budget(settings)
     blocks = settings.kv_num_blocks or budget(free_bytes) // block_bytes
+    if blocks < 1 and free_bytes < block_bytes and settings.executor.name == "simulated":
+        devices = f"hardware={settings.hardware.name}, tensor_parallel={settings.hardware.tensor_parallel}"
+        said = f"{devices}: weights and activations leave {free_bytes} bytes"
+    return _checked_blocks(settings, blocks, said, block_bytes, free_bytes, "the device")
+
+
+def _checked_blocks(settings: Settings, blocks: int, said: str, block_bytes: int, free_bytes: int, where: str) -> int:
+    """ConfigError for less than one block, or more than there is memory for. said: the setting that asks for them."""
     if blocks < 1:
-        if free_bytes < block_bytes and settings.executor.name == "simulated":
-            devices = f"hardware={settings.hardware.name}, tensor_parallel={settings.hardware.tensor_parallel}"
-            said = f"{devices}: weights and activations leave {free_bytes} bytes"
         raise ConfigError(
             f"{said}: less than one block of {settings.block_size} slots, which takes {block_bytes} bytes"
         )
@@ -288,7 +293,7 @@ def _num_blocks(settings: Settings, bytes_per_token: int, free_bytes: int) -> in
         return blocks
     cost = blocks * _real_bytes(settings, block_bytes)
     if cost > free_bytes:
-        raise ConfigError(f"{said}: {blocks} blocks take {cost} bytes, the device has {free_bytes} free")
+        raise ConfigError(f"{said}: {blocks} blocks take {cost} bytes, {where} has {free_bytes} free")
     return blocks
 
 
@@ -308,16 +313,7 @@ def _num_host_blocks(settings: Settings, bytes_per_token: int, free_bytes: int) 
     else:
         text = choice.swap_space or DEFAULT_SWAP_SPACE
         blocks, said = parse_bytes(text, "preemption.swap_space") // block_bytes, f"preemption.swap_space={text}"
-    if blocks < 1:
-        raise ConfigError(
-            f"{said}: less than one block of {settings.block_size} slots, which takes {block_bytes} bytes"
-        )
-    if settings.executor.name == "simulated":
-        return blocks
-    cost = blocks * _real_bytes(settings, block_bytes)
-    if cost > free_bytes:
-        raise ConfigError(f"{said}: {blocks} blocks take {cost} bytes, the host has {free_bytes} free")
-    return blocks
+    return _checked_blocks(settings, blocks, said, block_bytes, free_bytes, "the host")
 
 
 def run(

@@ -46,8 +46,6 @@ class _Growing(ABC):
     def __eq__(self, other: object) -> bool:
         return self.array().tolist() == list(other) if isinstance(other, Iterable) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return repr(self.array().tolist())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def machine(dtype: str, threads: int | None) -> dict[str, float]:
     if can_pack(kind):
         linears = [PackedLinear(weight, None) for weight in weights]
     else:
-        linears = [lambda x, weight=weight: torch.nn.functional.linear(x, weight) for weight in weights]  # type: ignore[misc]
+        linears = [partial(torch.nn.functional.linear, weight=weight) for weight in weights]
     memory = torch.ones(_READ_BYTES // 4)
     with torch.inference_mode():
         products_s = _best(lambda: [linear(x) for linear in linears])

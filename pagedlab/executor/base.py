@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagedlab.core.clock import Clock
+from pagedlab.core.errors import InvariantError
 from pagedlab.core.plan import Coasted, Outcome, Plan, Together
 from pagedlab.core.registry import Registry
 from pagedlab.core.request import Request, SamplingParams, Sequence
@@ -49,7 +50,7 @@ class Executor(ABC):
         """Run steps in which nobody but these runs, and move the clock: until one ends at `until` seconds or later, or
         somebody ends in it, or no more is said of the blocks that their tables grow by (`grown`, for each step). Only
         for an executor that foretells its tokens. One step at least is run."""
-        raise NotImplementedError(f"executor {type(self).__name__} plans every step")
+        raise InvariantError(f"executor {type(self).__name__} foretells no token, so each of its steps is planned")
 
     @classmethod
     @abstractmethod

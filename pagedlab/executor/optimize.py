@@ -86,9 +86,9 @@ class _Pass:
                 self._left[type(module).__name__] += 1
 
     def _attention(self, module: nn.Module) -> None:
-        linears = [getattr(module, name, None) for name in _QKV]
-        if all(type(x) is nn.Linear for x in linears) and len({x.in_features for x in linears}) == 1:  # type: ignore[union-attr]
-            self._merge(module, linears)  # type: ignore[arg-type]
+        linears = [x for name in _QKV if type(x := getattr(module, name, None)) is nn.Linear]
+        if len(linears) == len(_QKV) and len({x.in_features for x in linears}) == 1:
+            self._merge(module, linears)
         rotary = rotary_of(module) if self._ops is not None and hasattr(module, "layer_idx") else None
         if rotary is None or self._ops is None:
             return

@@ -178,8 +178,6 @@ class Timeline(Sequence[Step]):
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 def _step(*values: Any) -> Step:
     usage, sharing = _SPREAD_USAGE, _SPREAD_SHARING

@@ -1,4 +1,5 @@
-"""Where the wall clock cannot be trusted: jobs that share a machine slow each other down, by how much nobody knows."""
+"""What cannot be asked of a job: the wall clock beside other jobs, who slow each other down by how much nobody knows;
+what only a sweep can do; and of a command that is no `serve`, what only that does."""
 
 from __future__ import annotations
 
@@ -31,3 +32,23 @@ def check_alone(settings: Settings) -> None:
     for said, wrong in given.items():
         if wrong:
             raise ConfigError(f"{said}: of a sweep, expected -m beside it")
+
+
+def check_job(settings: Settings, launcher: str, of_a_sweep: bool) -> None:
+    if of_a_sweep:
+        check_timing(settings, launcher)
+    else:
+        check_alone(settings)
+
+
+def check_plain(settings: Settings, launcher: str, of_a_sweep: bool) -> None:
+    """For the commands that take the settings of `serve` and measure one engine, once."""
+    given = {
+        f"seeds={settings.seeds}": settings.seeds is not None,
+        f"objectives={settings.objectives}": bool(settings.objectives),
+        f"replicas={settings.replicas}": settings.replicas != 1,
+    }
+    for said, wrong in given.items():
+        if wrong:
+            raise ConfigError(f"{said}: of `pagedlab serve` alone")
+    check_job(settings, launcher, of_a_sweep)

@@ -140,6 +140,25 @@ def test_a_folder_of_a_job_that_is_not_named_by_its_key_is_refused(tmp_path, sub
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and not path.name.startswith(".")]
 
 
+@pytest.mark.parametrize("name", ["calibrate", "fidelity", "profile_step", "bench_engine", "bench_simulator"])
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (["seeds=[0,1]"], "error: seeds=[0, 1]: of `pagedlab serve` alone"),
+        (["fail_fast=true"], "error: fail_fast=true: of a sweep, expected -m beside it"),
+    ],
+)
+def test_a_command_refuses_what_it_would_not_do(tmp_path, name, given, line):
+    done = call(*given, f"hydra.run.dir={tmp_path / 'run'}", name=name)
+    assert (done.returncode, done.stderr.strip()) == (2, line)
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_replicas_are_not_measured_as_one(tmp_path):
+    done = call("router=random", "replicas=2", f"hydra.run.dir={tmp_path / 'run'}", name="bench_simulator")
+    assert (done.returncode, done.stderr.strip()) == (2, "error: replicas=2: of `pagedlab serve` alone")
+
+
 def test_a_plan_says_what_the_sweep_would_do_and_does_nothing(tmp_path):
     words = ["block_size=8,16,999", *QUICK, f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     done = call(*words, name="plan", cwd=tmp_path)
