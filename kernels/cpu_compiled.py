@@ -57,7 +57,8 @@ def _body(function: Callable[..., None]) -> Any:
 
 @njit(**_options)
 def _find_rows(rows: Any, table: Any, begin: Any, end: Any, block_size: Any, stride: Any) -> int:
-    """Element offsets of the tokens begin to end, at most TILE of them, in 64 bits: how many there are."""
+    """Element offsets of the tokens begin to end, at most TILE of them, in 64 bits: how many there are. A tile that
+    they do not fill has the first one's in the rest."""
     found = carray(int64s(rows), TILE)
     count = max(0, min(TILE, end - begin))
     block, offset = begin // block_size, begin % block_size
@@ -66,6 +67,8 @@ def _find_rows(rows: Any, table: Any, begin: Any, end: Any, block_size: Any, str
         offset += 1
         if offset == block_size:
             block, offset = block + 1, 0
+    if count > 0:
+        found[count:] = found[0]
     return count
 
 

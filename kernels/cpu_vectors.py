@@ -30,6 +30,7 @@ GROUP = 4  # query heads that share one pass over a tile; more take another pass
 
 _LANES = 16 if llvm.get_host_cpu_features().get("avx512f") else 8
 _CHUNKS = 4  # vectors of columns accumulated in registers at once, for each query head of a pass
+_ABREAST = 4 if _LANES == 16 else 2  # tokens scored at once: with GROUP heads, half of the registers are sums
 _LINE = 64
 LOWEST = -1e30  # below every score, and the difference of two of them is finite
 # 2 ** x from -1/2 to 1/2, the highest power first.
@@ -82,13 +83,6 @@ def _splat(builder: ir.IRBuilder, number: Any, lanes: int) -> Any:
     return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_i32, lanes), [0] * lanes))
 
 
-def _reduce(builder: ir.IRBuilder, operation: str, vector: Any, *start: Any) -> Any:
-    kind = ir.FunctionType(_f32, [*(number.type for number in start), vector.type])
-    name = f"llvm.vector.reduce.{operation}.v{vector.type.count}f32"
-    reduce = cgutils.get_or_insert_function(builder.module, kind, name)
-    return builder.call(reduce, [*start, vector], fastmath=FAST)
-
-
 def _larger(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
@@ -110,6 +104,33 @@ def _fold(builder: ir.IRBuilder, operation: Any, vectors: list[Any], lanes: int)
         ]
         lanes //= 2
     return vectors[0]
+
+
+def _totals(builder: ir.IRBuilder, vectors: list[Any]) -> Any:
+    """The sums of the lanes of _ABREAST vectors, as so many lanes. Shuffled within 128 bits, which is cheap, until each
+    such part holds a number of every vector; then the parts are added."""
+    lanes = vectors[0].type.count
+    if lanes == 1:
+        first, *others = vectors
+        joined = _splat(builder, builder.extract_element(first, _i32(0)), _ABREAST)
+        for i, one in enumerate(others, 1):
+            joined = builder.insert_element(joined, builder.extract_element(one, _i32(0)), _i32(i))
+        return joined
+    picks = [
+        [part + lane + source for part in range(0, lanes, 4) for source in (0, lanes) for lane in (odd, odd + 2)]
+        for odd in (0, 1)
+    ]
+
+    def folded(a: Any, b: Any) -> Any:
+        masks = (ir.Constant(ir.VectorType(_i32, lanes), pick) for pick in picks)
+        return _sum(builder, *(builder.shuffle_vector(a, b, mask) for mask in masks))
+
+    pairs = [folded(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+    total = folded(pairs[0], pairs[-1])
+    while (half := total.type.count // 2) >= 4:
+        ends = (ir.Constant(ir.VectorType(_i32, half), list(range(at, at + half))) for at in (0, half))
+        total = _sum(builder, *(builder.shuffle_vector(total, total, end) for end in ends))
+    return _first(builder, total, _ABREAST)
 
 
 def _multiply_add(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
@@ -173,7 +194,8 @@ def tile_scores(
     typing: Any, bits: Any, group: Any, query: Any, keys: Any, rows: Any, column: Any, count: Any, dim: Any,
     scores: Any, next_rows: Any,
 ) -> Any:  # fmt: skip
-    """scores[g, t] = query[g] . keys[rows[t] + column], g < group, t < count. bits: a literal, 32 or 16.
+    """scores[g, t] = query[g] . keys[rows[t] + column], g < group, t < count. bits: a literal, 32 or 16. For the rest
+    of a tile, of which it may write some, rows has to name any slot there is.
 
     query fp32 [group, dim], rows and next_rows int64 [TILE], scores fp32 [GROUP, TILE]. Prefetches
     keys[next_rows[t] + column]; what lies there, or that nothing does, is of no consequence.
@@ -184,24 +206,28 @@ def tile_scores(
         _, group, query, keys, rows, column, count, dim, scores, next_rows = args
 
         def emit(heads: int) -> None:
-            with cgutils.for_range(builder, count) as loop:
-                _prefetch(builder, keys, builder.add(_int64_at(builder, next_rows, loop.index), column), dim, width)
-                start = builder.add(_int64_at(builder, rows, loop.index), column)
-                for g, total in enumerate(dots(start, heads)):
-                    _write(builder, total, scores, builder.add(loop.index, _i64(g * TILE)))
+            with cgutils.for_range_slice(builder, _i64(0), count, _i64(_ABREAST)) as (first, _):
+                tokens = [builder.add(first, _i64(t)) for t in range(_ABREAST)]
+                for token in tokens:
+                    _prefetch(builder, keys, builder.add(_int64_at(builder, next_rows, token), column), dim, width)
+                starts = [builder.add(_int64_at(builder, rows, token), column) for token in tokens]
+                for g, total in enumerate(dots(starts, heads)):
+                    _write(builder, total, scores, builder.add(first, _i64(g * TILE)))
 
-        def dots(start: Any, heads: int) -> list[Any]:
-            totals = [_f32(0.0)] * heads
+        def dots(starts: list[Any], heads: int) -> list[Any]:
+            """For each head a vector of the tokens' products: a key read serves all heads, a query all tokens."""
+            totals = [ir.Constant(ir.VectorType(_f32, _ABREAST), [0.0] * _ABREAST)] * heads
             for lanes, first, end in _widths(builder, dim):
                 zero = ir.Constant(ir.VectorType(_f32, lanes), [0.0] * lanes)
-                sums = [_variable(builder, zero) for _ in range(heads)]
+                sums = [[_variable(builder, zero) for _ in starts] for _ in range(heads)]
                 with cgutils.for_range_slice(builder, first, end, _i64(lanes)) as (at, _):
-                    key = _read(builder, keys, builder.add(start, at), width, lanes)
-                    for g, one in enumerate(sums):
+                    read = [_read(builder, keys, builder.add(start, at), width, lanes) for start in starts]
+                    for g, row in enumerate(sums):
                         factor = _read(builder, query, builder.add(builder.mul(dim, _i64(g)), at), 32, lanes)
-                        builder.store(_multiply_add(builder, key, factor, builder.load(one)), one)
-                lanes_added = [_reduce(builder, "fadd", builder.load(one), _f32(0.0)) for one in sums]
-                totals = [builder.fadd(a, b) for a, b in zip(totals, lanes_added, strict=True)]
+                        for key, one in zip(read, row, strict=True):
+                            builder.store(_multiply_add(builder, key, factor, builder.load(one)), one)
+                added = [_totals(builder, [builder.load(one) for one in row]) for row in sums]
+                totals = [_sum(builder, a, b) for a, b in zip(totals, added, strict=True)]
             return totals
 
         _for_each_group(builder, group, emit)

@@ -15,6 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from pagedlab.core.clock import WallClock
 from pagedlab.core.errors import ConfigError, ModelError
 from pagedlab.core.plan import Choice, Copy, Outcome, Plan
+from pagedlab.executor import kv_memory
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason
 from pagedlab.executor.choices import choose
 from pagedlab.executor.graphs import DecodeGraphs, Fed, Record, cuda_record
@@ -63,8 +64,8 @@ class TorchExecutor(Executor):
         _check_model(model, cache.max_model_len)
         self.num_blocks = cache.num_blocks(_free_bytes(self.device))
         layer = (self.num_blocks, cache.block_size, shape.num_kv_heads, shape.head_dim)
-        self.k_cache = [torch.zeros(layer, dtype=model.dtype, device=self.device) for _ in range(shape.num_layers)]
-        self.v_cache = [torch.zeros(layer, dtype=model.dtype, device=self.device) for _ in range(shape.num_layers)]
+        both = kv_memory.zeros(2 * shape.num_layers, layer, model.dtype, self.device)
+        self.k_cache, self.v_cache = both[: shape.num_layers], both[shape.num_layers :]
         on_gpu = self.device.type == "cuda"
         cached = 0 if on_gpu else sum(tensor.nbytes for tensor in self.k_cache + self.v_cache)
         self.num_host_blocks = cache.host_blocks(psutil.virtual_memory().available - cached)
