@@ -30,6 +30,10 @@ from pagedlab.settings import Settings, TierSettings
 # Python holds each of the ints below 257 once, so a list of them takes 8 bytes a token and no object.
 _DISTINCT = 256
 _MOST_STEPS = 4096  # at a time, so that a run can be stopped between two
+# SmolLM2-135M-Instruct's beams on ten questions of Alpaca's kind, 70 tokens, width 4: its likeliest token has a mean
+# log probability of -0.69, the mean steps from candidate to candidate are 2.2, 0.99, 0.62, 0.49, 0.40, 0.32: as of
+# exponentials in order, 2 / k. Of 4 beams 3.2 have a successor in a step; 2.95 of those made up so.
+_FIRST_CANDIDATE, _CANDIDATE_STEP = 0.7, 2.0
 _BYTES_OF_A_BLOCK = 256  # of this machine's memory: its entries in the pool and in a table
 
 
@@ -144,8 +148,8 @@ class SimulatedExecutor(Executor):
         return Coasted(ends, taken, followed.ended())
 
     def _choices(self, seq: Sequence) -> list[Choice]:
-        """Of a request of several outputs. What a beam search may go on with is less likely by a drawn step from one
-        candidate to the next, exponential of mean 1 in log probability: beams then die out and split as they might."""
+        """Of a request of several outputs. What a beam search may go on with is less likely by a drawn step, from one
+        candidate to the next, exponential in log probability: beams then die out and split as a language model's."""
         sampling, index = seq.sampling, len(seq.output)
         choices: list[Choice] = []
         if sampling.beam_width == 1:
@@ -157,7 +161,7 @@ class SimulatedExecutor(Executor):
             ]
         seed, logprob = mix(mix(sampling.seed) ^ seq.index), 0.0
         for k in range(num_candidates(sampling, 0)):
-            logprob += log(1 - uniform(seed + k, index))
+            logprob += log(1 - uniform(seed + k, index)) * (_CANDIDATE_STEP / k if k else _FIRST_CANDIDATE)
             token = (seed + index + k) % self._vocab_size
             choices.append(Choice(token, logprob, finish_reason(seq, token, frozenset())))
         return choices

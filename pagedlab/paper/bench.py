@@ -63,6 +63,10 @@ def _silent(what: str) -> None:
     """By name, so that a bench can travel to another process."""
 
 
+def _never(lab: Lab, recorder: Recorder) -> bool:
+    return False
+
+
 @dataclass(slots=True)
 class Bench:
     """What every figure runs on. trace_s: seconds for which requests arrive, most_requests: but no more than so many
@@ -100,11 +104,11 @@ class Bench:
         drain: bool = True,
         share: float = 1.0,
         drafts: Callable[[int, int], list[Draft]] | None = None,
+        stop: Callable[[Lab, Recorder], bool] = _never,
     ) -> Served:
         """Requests arrive for trace_s seconds at `rate` a second, Poisson. drain: until all have ended; else the run
-        stops soon after the last arrival. share: of that time, and of
-        most_requests. drafts: (count, seed) -> the
-        requests, in the place of drawn ones."""
+        stops soon after the last arrival. share: of that time, and of most_requests. drafts: (count, seed) -> the
+        requests, in the place of drawn ones. stop: asked between any two steps whether to stop there."""
         self.tick(f"{settings.system.name} at {rate:.4g} req/s, seed {seed}")
         settings.seed = seed
         settings.workload.arrival.rate = rate
@@ -115,9 +119,11 @@ class Bench:
         if drafts:
             lab.requests = assemble(drafts(count, seed), settings.workload.arrival, settings.sampling, seed)
         last = float(lab.requests[-1].arrival_s)
-        serve(
-            lab.requests, lab.scheduler, lab.executor, recorder, lambda: not drain and lab.executor.clock.now() > last
-        )
+
+        def stops() -> bool:
+            return (not drain and lab.executor.clock.now() > last) or stop(lab, recorder)
+
+        serve(lab.requests, lab.scheduler, lab.executor, recorder, stops)
         return Served(lab, recorder, last)
 
     def cost(self, *changes: str, system: str = "vllm") -> CostModel:

@@ -19,7 +19,13 @@ PAPER_NAMES = {
     "orca_oracle": "Orca (Oracle)",
     "vllm": "vLLM",
     "orca_oracle iteration": "Orca (Oracle), iteration",
+    "vllm iteration": "vLLM, iteration",
     "vllm host": "vLLM, slower host",
+    "orca_max prompts": "Orca (Max), dear prompts",
+    "orca_pow2 prompts": "Orca (Pow2), dear prompts",
+    "orca_oracle prompts": "Orca (Oracle), dear prompts",
+    "vllm prompts": "vLLM, dear prompts",
+    "fastertransformer longest": "FasterTransformer, longest of the trace",
 }
 # The same drawing gives the same bytes: ids in an svg are derived from this, and no date is written.
 STYLE: dict[Any, Any] = {

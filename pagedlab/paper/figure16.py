@@ -27,7 +27,7 @@ class Figure16(Figure):
         "a: one example, 80 tokens; b: five, 341. vLLM keeps the prefix's blocks and computes it once (here: a prefix "
         "cache in which it is pinned; the tokens of its last, partial block are computed again, where the paper copies "
         "them); Orca (Oracle) computes it for every request. The lengths of the sentences are not printed: lognormal, "
-        "means 32 and 40 tokens, an assumption that moves every rate. Two seeds."
+        "means 32 and 40 tokens, an assumption that moves every rate. Requests arrive for half of the time; two seeds."
     )
 
     def parts(self) -> dict[str, Part]:
@@ -48,5 +48,5 @@ def _curve(panel: str, system: str, bench: Bench) -> list[Point]:
         changes += ["prefix_cache=hash_chain", f"prefix_cache.pin_blocks={tokens // BLOCK}"]
         changes += ["workload.pin_shared_prefix=true"]
     settings = bench.settings(system, "alpaca", *changes, model=MODEL)
-    sweep = Sweep(panel, "wmt16", MODEL, system, RATES, most_seeds=2)
+    sweep = Sweep(panel, "wmt16", MODEL, system, RATES, share=0.5, most_seeds=2)
     return sweep.points(bench, settings)

@@ -13,9 +13,10 @@ ROUNDS = 9
 ROTATE_BYTES = 200 * 10**6
 
 
-def kernel_us(batch: int, context: int) -> tuple[str, float, float]:
-    """(the kernel's name, microseconds paged, microseconds contiguous) of a decode in float32: medians of the process's
-    own CPU time over threads, so that other work of the machine counts little. Imports torch."""
+def kernel_us(batch: int, context: int) -> tuple[str, float, float, float]:
+    """(the kernel's name, microseconds over scattered blocks, of the same kernel over one run a sequence, of torch's
+    attention over contiguous keys and values) of a decode in float32: medians of the process's own CPU time over
+    threads, so that other work of the machine counts little. Imports torch."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -30,27 +31,35 @@ def kernel_us(batch: int, context: int) -> tuple[str, float, float]:
     copies = max(1, -(-ROTATE_BYTES // (2 * 4 * batch * context * HEADS * DIM)))
     paged = [(drawn(blocks, BLOCK, HEADS, DIM), drawn(blocks, BLOCK, HEADS, DIM)) for _ in range(copies)]
     flat = [(drawn(batch, HEADS, context, DIM), drawn(batch, HEADS, context, DIM)) for _ in range(copies)]
+    runs = [(drawn(batch, context, HEADS, DIM), drawn(batch, context, HEADS, DIM)) for _ in range(copies)]
     query = drawn(batch, HEADS, DIM)
     starts = list(accumulate([1] * batch, initial=0))
-    step = PagedBatch(
-        slot_mapping=torch.full((batch,), -1),
-        block_tables=torch.randperm(blocks, generator=generator).view(batch, -1).int(),
-        context_lens=torch.full((batch,), context),
-        query_start=torch.tensor(starts),
-        num_decodes=batch,
-        starts=starts,
-        contexts=[context] * batch,
-    )
+
+    def step(tables: torch.Tensor) -> PagedBatch:
+        return PagedBatch(
+            slot_mapping=torch.full((batch,), -1),
+            block_tables=tables.view(batch, -1).int(),
+            context_lens=torch.full((batch,), context),
+            query_start=torch.tensor(starts),
+            num_decodes=batch,
+            starts=starts,
+            contexts=[context] * batch,
+        )
+
+    scattered, whole = step(torch.randperm(blocks, generator=generator)), step(torch.arange(batch))
     kernel, scale = KERNELS["cpu"](), DIM**-0.5
 
     def over_blocks(i: int) -> None:
-        kernel.decode(query, *paged[i], step, scale)
+        kernel.decode(query, *paged[i], scattered, scale)
+
+    def over_runs(i: int) -> None:
+        kernel.decode(query, *runs[i], whole, scale)
 
     def contiguous(i: int) -> None:
         scaled_dot_product_attention(query.unsqueeze(2), *flat[i], scale=scale)
 
-    calls = (over_blocks, contiguous)
-    took = np.empty((ROUNDS, 2))
+    calls = (over_blocks, over_runs, contiguous)
+    took = np.empty((ROUNDS, len(calls)))
     with torch.inference_mode():
         for call in calls:
             call(0)  # what is compiled at first use is
@@ -61,4 +70,4 @@ def kernel_us(batch: int, context: int) -> tuple[str, float, float]:
                     call(i)
                 took[number, side] = (time.process_time() - start) / copies / torch.get_num_threads()
     us = np.median(took, axis=0) * 1e6
-    return kernel.name, float(us[0]), float(us[1])
+    return kernel.name, float(us[0]), float(us[1]), float(us[2])

@@ -72,10 +72,14 @@ def memory_shares(served: Served) -> dict[str, float | None]:
     return {name: 100 * float(np.average(values, weights=weights)) / whole for name, values in slots.items()}
 
 
-def saved_share(served: Served) -> float:
-    """Fig. 15: blocks saved by sharing, % of the blocks that there would be without, a ratio of means over time."""
+def saved_share(served: Served, by_instant: bool = False) -> float:
+    """Fig. 15: blocks saved by sharing, % of the blocks that there would be without, a ratio of means over time; or,
+    by_instant, the mean over time of the ratio at each instant, in which a long request's blocks weigh no more."""
     steps, weights = served.recorder.steps, durations(served.recorder)
     saved, mapped = steps.column("sharing.saved"), steps.column("sharing.mapped")
+    if by_instant:
+        some = mapped > 0
+        return 100 * float(np.average(saved[some] / mapped[some], weights=weights[some]))
     return 100 * float(np.sum(saved * weights) / np.sum(mapped * weights))
 
 

@@ -12,6 +12,7 @@ from pagedlab.paper.bench import Bench
 from pagedlab.paper.capacity import capacity
 from pagedlab.paper.drawing import PAPER_NAMES, curve
 from pagedlab.paper.measures import normalized_latency_s
+from pagedlab.paper.overload import Overload
 from pagedlab.paper.points import Point, mean_of
 from pagedlab.settings import Settings
 from pagedlab.workload.assemble import Draft
@@ -24,8 +25,8 @@ _LEAVES_S = 1.5  # from about here on a curve has left the paper's plots
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """One curve. rates: at which it is drawn, with the first seed, ascending, each with the published latency where
-    there is one; the curve ends when it leaves the plot. knee: the published capacity; ours is found with most_seeds
-    of the seeds. The rest as for `Bench.serve`."""
+    there is one; the curve ends when it leaves the plot, with a value that is only known to be at least that. knee: the
+    published capacity; ours is found with most_seeds of the seeds. The rest as for `Bench.serve`."""
 
     figure: str
     workload: str
@@ -42,18 +43,21 @@ class Sweep:
         seeds = bench.seeds[: self.most_seeds]
 
         @cache
-        def latency(seed: int, rate: float) -> float:
-            return normalized_latency_s(bench.serve(settings, rate, seed, share=self.share, drafts=self.drafts))
+        def latency(limit: float, seed: int, rate: float) -> float:
+            """Below the limit exactly; else what it is at least."""
+            over = Overload(limit)
+            run = bench.serve(settings, rate, seed, share=self.share, drafts=self.drafts, stop=over)
+            return normalized_latency_s(run) if over.bound is None else over.bound
 
         points, crossed = [], self.rates[0][0]
         for rate, known in self.rates:
-            value = latency(seeds[0], rate)
+            value = latency(_LEAVES_S, seeds[0], rate)
             points.append(self._point(LATENCY, rate, {"value": value}, known))
             crossed = rate
-            if value > _LEAVES_S:
+            if value >= _LEAVES_S:
                 break
         begins = next((p.x for p in points if (p.value or 0.0) >= THRESHOLD_S), None) or crossed
-        knees = [capacity(partial(latency, seed), begins, THRESHOLD_S, self.tolerance) for seed in seeds]
+        knees = [capacity(partial(latency, THRESHOLD_S, seed), begins, THRESHOLD_S, self.tolerance) for seed in seeds]
         return [*points, self._point(CAPACITY, None, mean_of([*knees]), self.knee)]
 
     def _point(self, metric: str, x: float | None, mean: dict[str, float | None], known: float | None) -> Point:
@@ -76,7 +80,13 @@ def ratios(points: list[Point], panel: str, others: tuple[str, ...], over: str =
     for other in others:
         if over not in knees or other not in knees:
             continue
-        ours = (knees[over].value or 0.0) / (knees[other].value or 1.0)
+        more, less = knees[over].value, knees[other].value
+        if more is None or less is None:
+            lines.append(
+                f"{panel}: {PAPER_NAMES[over]} / {PAPER_NAMES.get(other, other)}: the trace is too short to tell."
+            )
+            continue
+        ours = more / less
         line = f"{panel}: capacity of {PAPER_NAMES[over]} / {PAPER_NAMES.get(other, other)} {ours:.2f}"
         top, bottom = knees[over].published, knees[other].published
         if top and bottom:
