@@ -11,7 +11,7 @@ import yaml
 
 from pagedlab.allocator.base import ALLOCATORS, Allocator
 from pagedlab.allocator.caching_pool import CachingPool
-from pagedlab.allocator.fresh_pool import FreshPool
+from pagedlab.allocator.stack_pool import StackPool
 from pagedlab.allocator.host import Host
 from pagedlab.allocator.paged import PagedAllocator
 from pagedlab.allocator.pool import BlockPool
@@ -254,7 +254,7 @@ def _pool(settings: Settings, num_blocks: int) -> BlockPool:
     counted = settings.executor.name == "simulated" and settings.preemption.name == "recompute"
     counted = counted and not settings.record_blocks
     counted = counted and max(of.n, of.best_of or 1, of.beam_width) == 1
-    kind = FreshPool if counted and ALLOCATORS[settings.allocator.name].grows else BlockPool
+    kind = StackPool if counted and ALLOCATORS[settings.allocator.name].grows else BlockPool
     return kind(num_blocks, settings.block_size)
 
 

@@ -61,8 +61,8 @@ class PagedAllocator(Allocator):
     def caches(self) -> bool:
         return self.prefixes is not None
 
-    def fill(self, count: int) -> None:
-        super().fill(count)
+    def fill(self, count: int, owed: int = 0) -> None:
+        super().fill(count, owed)
         self._promised += count  # nothing was promised beyond the tokens known
 
     def _blocks_to_return(self, request: Sequence) -> int:

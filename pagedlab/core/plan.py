@@ -9,7 +9,7 @@ import numpy as np
 from pagedlab.core.request import Request, Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admission:
     """A sequence that enters the batch: the executor fills its row from this, and from nothing else."""
 

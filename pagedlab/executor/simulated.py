@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from itertools import islice
 from math import log
 from pathlib import Path
 
@@ -92,22 +93,25 @@ class SimulatedExecutor(Executor):
         return tokens
 
     def execute(self, plan: Plan) -> Outcome:
-        work, ended = StepWork(plan.total_tokens, plan.num_sequences, 0, 0, 0, len(plan.admitted)), []
-        if plan.together is not None:
-            ended = self._together.follow(plan.together)
-            if plan.together.count:
-                work.decodes = work.sampled = plan.together.count
+        batch, together = plan.batch, plan.together
+        work = StepWork(plan.total_tokens, len(batch), 0, 0, 0, len(plan.admitted))
+        ended: list[Sequence] = []
+        if together is not None:
+            ended = self._together.follow(together)
+            if together.count:
+                work.sequences += together.count
+                work.decodes = work.sampled = together.count
                 work.decode_slots = self._together.slots
-                work.blocks = plan.together.owed
+                work.blocks = together.owed
         for new in plan.admitted:
             work.blocks += len(new.block_ids)
         for growth in plan.grown:
             work.blocks += len(growth.block_ids)
-        tokens: list[int] = [-1] * len(plan.batch)
-        finish: list[str | None] = [None] * len(plan.batch)
+        tokens: list[int] = [-1] * len(batch)
+        finish: list[str | None] = [None] * len(batch)
         choices: dict[int, list[Choice]] = {}
         size = self.cost.block_size
-        for i, (seq, fed) in enumerate(zip(plan.batch, plan.num_tokens, strict=True)):
+        for i, (seq, fed) in enumerate(zip(batch, plan.num_tokens, strict=True)):
             if fed == 1:
                 work.decodes += 1
                 work.decode_slots += (seq.computed // size + 1) * size
@@ -121,10 +125,13 @@ class SimulatedExecutor(Executor):
                     continue
                 tokens[i] = self._ring[(mix(seq.request.sampling.seed) + len(seq.output)) % len(self._ring)]
                 finish[i] = finish_reason(seq, tokens[i], frozenset())
+        seconds = self.cost.step_s(work, self.overlap)
+        if not (plan.copies or plan.swapped_out or plan.swapped_in or plan.loads):
+            return Outcome(tokens, finish, seconds, choices, ended=ended)
         copy_s = self.cost.copy_s(len(plan.copies))
         out_s, in_s = self.cost.swap_out_s(len(plan.swapped_out)), self.cost.swap_in_s(len(plan.swapped_in))
         up_s = sum([self._load_s(load) for load in plan.loads], 0.0)
-        seconds = self.cost.step_s(work, self.overlap) + copy_s + out_s + in_s + up_s
+        seconds = seconds + copy_s + out_s + in_s + up_s
         return Outcome(tokens, finish, seconds, choices, copy_s, ended, out_s, in_s, up_s)
 
     def _load_s(self, load: Load) -> float:
@@ -133,12 +140,13 @@ class SimulatedExecutor(Executor):
     def coast(self, together: Together, grown: Iterator[int], until: float) -> Coasted:
         followed, now = self._together, self.clock.now()
         followed.take_in(together)
-        price, ends, taken = self.cost.of_decodes(together.count, self.overlap), [], []
-        for blocks in grown:
-            now += price(followed.step(), blocks)
+        price, step = self.cost.of_decodes(together.count, self.overlap), followed.step
+        ends, taken = [], []
+        for blocks in islice(grown, min(followed.steps_left, _MOST_STEPS)):
+            now += price(step(), blocks)
             ends.append(now)
             taken.append(blocks)
-            if now >= until or followed.somebody_ends or len(ends) == _MOST_STEPS:
+            if now >= until:
                 break
         self.clock.wait_until(now)
         return Coasted(ends, taken, followed.ended())
@@ -207,9 +215,9 @@ class _Followed:
         return self.slots
 
     @property
-    def somebody_ends(self) -> bool:
-        """In the last step."""
-        return self._ends[0][0] == self._steps
+    def steps_left(self) -> int:
+        """Until somebody ends, who runs in the last of them."""
+        return self._ends[0][0] - self._steps
 
     def ended(self) -> list[Sequence]:
         """Those that ended in the last step, who are followed no longer."""

@@ -53,7 +53,7 @@ COLUMNS = tuple(
     for name in ([f"{field}.{part}" for part in _NESTED[field]._fields] if field in _NESTED else [field])
 )
 _PLACES = {name: place for place, name in enumerate(COLUMNS)}
-_MANY = 1 << 16
+_MANY = 1 << 12
 _USAGE, _SHARING = Step._fields.index("usage"), Step._fields.index("sharing")
 
 
@@ -84,20 +84,17 @@ class Timeline(Sequence[Step]):
         the first are in it already; the list is used up. promises: whether each token takes a slot that had been
         promised to nobody."""
         self._add(first)
-        self._ends.extend(array("d", ends))
+        self._ends.fromlist(ends)
         grown[0] = 0
-        self._grown.extend(array("q", list(accumulate(grown))))
+        self._grown.fromlist(list(accumulate(grown)))
         self._block_size, self._promises = block_size, promises
 
     def _add(self, step: Step) -> None:
         self._firsts.append(len(self._ends))
         values: Any = step
-        self._latest += values[:_USAGE]
-        self._latest += values[_USAGE]
-        self._latest += values[_USAGE + 1 : _SHARING]
-        self._latest += values[_SHARING]
-        self._latest += values[_SHARING + 1 : -1]
-        self._latest.append(nan if step.admission_estimate is None else step.admission_estimate)
+        estimate = nan if step.admission_estimate is None else step.admission_estimate
+        between, after = values[_USAGE + 1 : _SHARING], values[_SHARING + 1 : -1]
+        self._latest += (*values[:_USAGE], *values[_USAGE], *between, *values[_SHARING], *after, estimate)
         if len(self._latest) > _MANY:
             self._store()
 

@@ -155,13 +155,15 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Sequences that run: of a request, its trunk or its branches."""
-        trunks = [group.trunk for group in self._groups.values()] if self._groups else ()
+        if not self._groups:
+            return len(self.running)
+        trunks = [group.trunk for group in self._groups.values()]
         branches = sum([trunk.num_feeding - 1 for trunk in trunks if trunk.status is Status.RUNNING])
         return len(self.running) + branches
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or len(self.order))
+        return bool(self.running) or len(self.order) > 0
 
     # ---- one step ---------------------------------------------------------------------------------------------
 
@@ -169,11 +171,11 @@ class Scheduler:
         """Decide the next step, at `now` seconds. An empty batch means that nothing can run."""
         self.allocator.time(now)
         self.order.time(now)
-        plan = Plan(released=self._released, forked=self._forked, copies=self._copies)
+        plan = Plan(self._released, self._forked, copies=self._copies)
         self._released, self._forked, self._copies = [], [], []
         plan.admission_estimate = self.admission.estimate
         self.batching.fill(plan, self)
-        ran_out = any(record.reason == RAN_OUT for record in plan.preempted)
+        ran_out = any([record.reason == RAN_OUT for record in plan.preempted])
         self._blocked = self._head_lacks_blocks()
         self._stuck = self._blocked or self._head_lacks_rows()
         plan.memory_blocked = ran_out or self._blocked
@@ -241,11 +243,13 @@ class Scheduler:
         before anybody arrives or ends, may be taken; `coasted` must be told. None: `schedule` the next one.
         """
         cohort = self._cohort
-        if cohort is None or not self._skips or (len(self.order) and (not self._stuck or self.allocator.caches)):
+        if cohort is None or not self._skips:
             return None
-        until = min(policy.next_wakeup(now) for policy in self._policies)
-        grown = cohort.coasting(self.batching.max_tokens) if until > now else None
-        return (cohort.tell_now(), grown, until) if grown is not None else None
+        if len(self.order) and (not self._stuck or self.allocator.caches):
+            return None
+        grown = cohort.coasting(self.batching.max_tokens)
+        until = min([policy.next_wakeup(now) for policy in self._policies]) if grown is not None else now
+        return (cohort.tell_now(), grown, until) if grown is not None and until > now else None
 
     @property
     def memory_blocked(self) -> bool:
@@ -433,13 +437,14 @@ class Scheduler:
         if self._cohort is not None:
             self._cohort.admitted(seq)
         plan.admitted.append(Admitted(seq.row, seq.request, seq.token_ids(), grant.table, grant.filled))
-        plan.copies += [Copy(seq.row, *pair) for pair in grant.copies]
-        plan.loads += [Load(seq.id, *load) for load in grant.loads]
+        if grant.copies or grant.loads:
+            plan.copies += [Copy(seq.row, *pair) for pair in grant.copies]
+            plan.loads += [Load(seq.id, *load) for load in grant.loads]
         return seq
 
     def _head_lacks_rows(self) -> bool:
         head = self._next()
-        return head is not None and len(self._rows) < len(head.parts)
+        return head is not None and len(self._rows) < head.num_parts
 
     def _next(self) -> Sequence | None:
         if self._swapped and not self.preemptive:
@@ -473,8 +478,8 @@ class Scheduler:
 
     def _may_enter(self, seq: Sequence, without: Seq[Sequence] = ()) -> bool:
         """Whether there are rows and blocks for a waiting request, were those `without` not running."""
-        rows = len(self._rows) + sum(len(other.parts) for other in without)
-        if rows < len(seq.parts):
+        rows = len(self._rows) + sum([len(other.parts) for other in without])
+        if rows < seq.num_parts:
             return False
         if not without:
             return self.admission.allows(seq, self.running)
@@ -502,7 +507,7 @@ class Scheduler:
         """Whether the next in line would be refused its blocks, asked once the step is planned: with its tokens spent a
         step may not have looked at the queue."""
         head = self._next()
-        if head is None or len(self._rows) < len(head.parts) or not self.admission.refuses_for_memory:
+        if head is None or len(self._rows) < head.num_parts or not self.admission.refuses_for_memory:
             return False
         return not self.admission.allows(head, self.running)
 
@@ -550,10 +555,12 @@ class Scheduler:
         """These sequences of a request have ended, or are dropped, and give everything back."""
         self._stuck = False
         self._count_unused(request, parts)
+        allocator = self.allocator
         for part in parts:
-            self.allocator.settle(_holder(request, part))
-            self.allocator.release(part.key)
-            self._high_water.pop(part.key, None)
+            key = part.key
+            allocator.settle(_holder(request, part))
+            allocator.release(key)
+            self._high_water.pop(key, None)
         rows = self._vacate(parts)
         self._released += rows
         if self._forked or self._copies:
