@@ -14,7 +14,7 @@ from math import inf
 
 from pagedlab.core.arrivals import Arrivals
 from pagedlab.core.request import Request, Sequence
-from pagedlab.engine import Engine, uncollected
+from pagedlab.engine import Engine
 from pagedlab.executor.base import Executor
 from pagedlab.recorder.recorder import Recorder
 from pagedlab.router.base import Router
@@ -34,15 +34,14 @@ def serve_replicas(
     cluster = _Cluster(list(requests), replicas, router, audit_every)
     for _, executor, _ in replicas:
         executor.clock.start()
-    with uncollected(replicas[0][1]):
-        try:
-            while cluster.busy:
-                if stop_requested():
-                    return False
-                cluster.turn()
-        finally:
-            for scheduler, _, _ in replicas:
-                scheduler.settle()
+    try:
+        while cluster.busy:
+            if stop_requested():
+                return False
+            cluster.turn()
+    finally:
+        for scheduler, _, _ in replicas:
+            scheduler.settle()
     for scheduler, _, _ in replicas:
         scheduler.audit()
     return True

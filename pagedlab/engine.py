@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from math import inf
 
 from pagedlab.core.arrivals import Arrivals
@@ -34,30 +32,15 @@ def serve(
     arrivals = Arrivals(requests)
     engine = Engine(scheduler, executor, recorder, arrivals, arrivals.ended, audit_every)
     executor.clock.start()
-    with uncollected(executor):
-        try:
-            while engine.busy:
-                if stop_requested():
-                    return False
-                engine.turn()
-        finally:
-            scheduler.settle()
-        scheduler.audit()
-    return True
-
-
-@contextmanager
-def uncollected(executor: Executor) -> Iterator[None]:
-    """Without Python's cyclic garbage collector, where time is virtual: all that a simulation makes in cycles is held
-    by its recorder to the end, so collections would look at ever more and find nothing."""
-    collects = gc.isenabled() and executor.clock.kind == "virtual"
-    if collects:
-        gc.disable()
     try:
-        yield
+        while engine.busy:
+            if stop_requested():
+                return False
+            engine.turn()
     finally:
-        if collects:
-            gc.enable()
+        scheduler.settle()
+    scheduler.audit()
+    return True
 
 
 class Engine:

@@ -11,15 +11,16 @@ import yaml
 
 from pagedlab.allocator.base import ALLOCATORS, Allocator
 from pagedlab.allocator.caching_pool import CachingPool
-from pagedlab.allocator.stack_pool import StackPool
 from pagedlab.allocator.host import Host
 from pagedlab.allocator.paged import PagedAllocator
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.allocator.prefixes import Prefixes
+from pagedlab.allocator.stack_pool import StackPool
 from pagedlab.allocator.tiers import Tier, Tiers
 from pagedlab.analysis.display import Display
 from pagedlab.cluster import serve_replicas
 from pagedlab.config import parse_bytes
+from pagedlab.core.collector import uncollected
 from pagedlab.core.errors import ConfigError, PagedlabError
 from pagedlab.core.request import Request
 from pagedlab.engine import serve
@@ -332,7 +333,7 @@ def run(
     status = "interrupted"
     # All of it deferred: torch aborts the process when an exception strikes its import, and a step, a summary and a
     # folder are to be finished. `serve` asks between steps.
-    with interrupts.deferred():
+    with interrupts.deferred(), uncollected(settings.executor.name == "simulated"):
         try:
             lab = build(settings, interrupts)
             interrupts.raise_if_requested()

@@ -86,7 +86,7 @@ class Timeline(Sequence[Step]):
         self._add(first)
         self._ends.fromlist(ends)
         grown[0] = 0
-        self._grown.fromlist(list(accumulate(grown)))
+        self._grown.fromlist(list(accumulate(grown)) if len(grown) > 1 else grown)
         self._block_size, self._promises = block_size, promises
 
     def _add(self, step: Step) -> None:

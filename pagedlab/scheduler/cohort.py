@@ -75,7 +75,8 @@ class Cohort:
             times = seq.token_s = Stamps(self._times, times)
         member = _Member(seq, len(self._times), output, times)
         self._members[seq.id] = member
-        self.kept(seq, kept)
+        if not kept:
+            self._asking[seq.id] = member
         self._joined.append(seq)
         self._await_full(member, len(self._allocator.holdings[seq.id].table), seq.computed)
 

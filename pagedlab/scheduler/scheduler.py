@@ -91,20 +91,20 @@ class Scheduler:
 
         max_tokens is cut to what max_model_len leaves, as servers do: generation then ends with "length".
         """
-        limit = self.allocator.max_model_len
-        room = limit - request.prompt_tokens + 1  # the last token is never fed, so needs no place
+        limit, prompt_tokens, width = self.allocator.max_model_len, request.prompt_tokens, request.width
+        room = limit - prompt_tokens + 1  # the last token is never fed, so needs no place
         if 1 <= room < request.max_tokens:
             request = replace(request, max_tokens=room)
-        group = self._group(request)
+        group = self._group(request) if width > 1 else None
         seq = group.trunk if group else Sequence(request)
-        if request.prompt_tokens < 1 or request.max_tokens < 1:
+        if prompt_tokens < 1 or request.max_tokens < 1:
             seq.refusal = (
                 f"request {request.id} has {request.prompt_tokens} prompt and {request.max_tokens} new tokens, "
                 "expected at least 1 of each"
             )
         elif room < 1:
             seq.refusal = f"request {request.id} has {request.prompt_tokens} prompt tokens, max_model_len is {limit}"
-        elif request.width > min(self.max_num_seqs, self.batching.max_tokens):
+        elif width > min(self.max_num_seqs, self.batching.max_tokens):
             seq.refusal = (
                 f"request {request.id} runs {request.width} sequences side by side, max_num_seqs is "
                 f"{self.max_num_seqs} and max_num_batched_tokens {self.batching.max_tokens}"
@@ -120,9 +120,7 @@ class Scheduler:
                 self._groups[seq.id] = group
         return seq
 
-    def _group(self, request: Request) -> Group | None:
-        if request.width == 1:
-            return None
+    def _group(self, request: Request) -> Group:
         return BeamSearch(request) if request.sampling.beam_width > 1 else Samples(request)
 
     def abort(self, seq: Sequence) -> None:
@@ -175,9 +173,10 @@ class Scheduler:
         self._released, self._forked, self._copies = [], [], []
         plan.admission_estimate = self.admission.estimate
         self.batching.fill(plan, self)
-        ran_out = any([record.reason == RAN_OUT for record in plan.preempted])
-        self._blocked = self._head_lacks_blocks()
-        self._stuck = self._blocked or self._head_lacks_rows()
+        ran_out = bool(plan.preempted) and any(record.reason == RAN_OUT for record in plan.preempted)
+        waits = len(self.order) > 0
+        self._blocked = waits and self._head_lacks_blocks()
+        self._stuck = waits and (self._blocked or self._head_lacks_rows())
         plan.memory_blocked = ran_out or self._blocked
         self.admission.planned(self.running, ran_out)
         if self._cohort is not None:
@@ -339,6 +338,8 @@ class Scheduler:
     def prefilling(self) -> list[Sequence]:
         """Running requests in the middle of their prompt, or of what they generated before a preemption."""
         running = self.running if self._cohort is None else self._cohort.apart.values()
+        if not running:
+            return []
         return [seq for seq in running if (seq.pending if seq.forked else seq.to_compute) > 1]
 
     def prefill(self, plan: Plan, seq: Sequence, budget: int) -> int:
@@ -413,10 +414,8 @@ class Scheduler:
         on the device while it takes up the host's. Not where the order is preemptive: it would stand in the way of
         those for whom it yielded.
         """
-        seq = self._next()
-        if seq is None:
-            return None
-        if plan.preempted or not fits(seq):
+        seq = self._next() if len(self.order) else None
+        if seq is None or plan.preempted or not fits(seq):
             return None
         if not self._may_enter(seq) and not (self.preemptive and self._outrank(plan, seq)):
             return None

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedlab.allocator.stack_pool import StackPool
 from pagedlab.allocator.pool import BlockPool
+from pagedlab.allocator.stack_pool import StackPool
 from pagedlab.core.request import Status
 from pagedlab.engine import serve
 from pagedlab.executor.simulated import SimulatedExecutor
