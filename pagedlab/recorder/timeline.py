@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import isnan, nan
+from struct import Struct
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -53,7 +54,7 @@ COLUMNS = tuple(
     for name in ([f"{field}.{part}" for part in _NESTED[field]._fields] if field in _NESTED else [field])
 )
 _PLACES = {name: place for place, name in enumerate(COLUMNS)}
-_MANY = 1 << 12
+_PACK = Struct(f"{len(COLUMNS)}d").pack
 _USAGE, _SHARING = Step._fields.index("usage"), Step._fields.index("sharing")
 
 
@@ -66,8 +67,7 @@ class Timeline(Sequence[Step]):
     """
 
     def __init__(self) -> None:
-        self._records = array("d")  # COLUMNS of each
-        self._latest: list[float] = []  # records that are not in the array yet: many at a time are faster
+        self._records = bytearray()  # COLUMNS of each, float64
         self._firsts = array("q")  # its first step
         self._ends = array("d")  # of every step
         self._grown = array("q")  # of every step: blocks since the first step of its record
@@ -94,18 +94,11 @@ class Timeline(Sequence[Step]):
         values: Any = step
         estimate = nan if step.admission_estimate is None else step.admission_estimate
         between, after = values[_USAGE + 1 : _SHARING], values[_SHARING + 1 : -1]
-        self._latest += (*values[:_USAGE], *values[_USAGE], *between, *values[_SHARING], *after, estimate)
-        if len(self._latest) > _MANY:
-            self._store()
-
-    def _store(self) -> None:
-        self._records.extend(array("d", self._latest))
-        self._latest.clear()
+        self._records += _PACK(*values[:_USAGE], *values[_USAGE], *between, *values[_SHARING], *after, estimate)
 
     def column(self, name: str) -> np.ndarray:
         """float64 [steps] of seconds and of admission_estimate (NaN: none), bool of memory_blocked, int64 of counts: a
         name of COLUMNS."""
-        self._store()
         records = np.frombuffer(self._records).reshape(-1, len(COLUMNS))[:, _PLACES[name]]
         ends = np.array(self._ends)
         if name == "end_s":
@@ -162,12 +155,12 @@ class Timeline(Sequence[Step]):
         if isinstance(index, slice):
             return list(self)[index]
         place = range(len(self))[index]
-        self._store()
         record = bisect_right(self._firsts, place) - 1
         one = Timeline()
         one._block_size, one._promises = self._block_size, self._promises
         first = self._firsts[record]
-        one._records = self._records[record * len(COLUMNS) : (record + 1) * len(COLUMNS)]
+        size = 8 * len(COLUMNS)
+        one._records = self._records[record * size : (record + 1) * size]
         one._firsts.append(0)
         one._ends, one._grown = self._ends[first : place + 1], self._grown[first : place + 1]
         return list(one)[-1]
