@@ -130,7 +130,7 @@ def build(settings: Settings, interrupts: Interrupts) -> Lab:
         skip = simulated and settings.executor.skip and not settings.record_blocks
         scheduler = build_scheduler(settings, executor.num_blocks, max_model_len, executor.foretold, skip)
         give_host_pool(scheduler, executor, settings.block_size * per_token)
-        give_tiers(settings, scheduler, settings.block_size * per_token)
+        give_tiers(settings, scheduler, executor, settings.block_size * per_token)
         return executor, scheduler
 
     (executor, scheduler), *others = [engine() for _ in range(settings.replicas)]
@@ -233,7 +233,7 @@ def build_allocator(settings: Settings, num_blocks: int, max_model_len: int) -> 
     return PagedAllocator(pool, max_model_len, Prefixes(index, pool, choice.pin_blocks))
 
 
-def give_tiers(settings: Settings, scheduler: Scheduler, block_bytes: int) -> None:
+def give_tiers(settings: Settings, scheduler: Scheduler, executor: Executor, block_bytes: int) -> None:
     """What lies below the prefix cache, if anything does."""
     allocator, levels = scheduler.allocator, []
     for name, tier in tier_settings(settings.tiers).items():
@@ -247,6 +247,7 @@ def give_tiers(settings: Settings, scheduler: Scheduler, block_bytes: int) -> No
         levels.append(Tier(name, capacity, policy))
     if isinstance(allocator, PagedAllocator) and allocator.prefixes is not None:
         allocator.prefixes.tiers = Tiers(levels)
+        allocator.prefixes.worth = executor.worth_loading if settings.tiers.load == "cheaper" else None
 
 
 def _pool(settings: Settings, num_blocks: int) -> BlockPool:

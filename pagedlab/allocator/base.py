@@ -231,6 +231,10 @@ class Allocator(ABC):
     def time(self, now_s: float) -> None:  # noqa: B027 - of use to a policy that knows seconds
         """It is now_s seconds after the start, of which a step is planned."""
 
+    def stored(self) -> list[tuple[str, int]]:
+        """What went down to tiers below the device since this was asked last: (tier, blocks)."""
+        return []
+
     def cached_tokens(self, seq: Sequence) -> int:
         """Tokens of a waiting sequence that need not be computed, were it admitted now."""
         return 0

@@ -167,6 +167,9 @@ class PagedAllocator(Allocator):
         if self.prefixes is not None:
             self.prefixes.pool.eviction.now_s = now_s
 
+    def stored(self) -> list[tuple[str, int]]:
+        return self.prefixes.tiers.stored() if self.prefixes is not None else []
+
     def sharing(self) -> Sharing:
         shared = super().sharing()
         if self.prefixes is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from math import log
 from pathlib import Path
@@ -21,7 +22,7 @@ from pagedlab.core.plan import Choice, Coasted, Load, Outcome, Plan, Together
 from pagedlab.core.request import Request, Sequence
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason, num_candidates, output_limit
 from pagedlab.hardware.cost import CostModel, StepWork
-from pagedlab.hardware.tiers import load_s, tier_settings
+from pagedlab.hardware.tiers import load_s, store_s, tier_settings, worth_loading
 from pagedlab.model.architecture import architecture_of
 from pagedlab.model.config import read_config
 from pagedlab.model.dtype import dtype_bytes
@@ -52,14 +53,18 @@ class SimulatedExecutor(Executor):
         overlap: bool = False,
         num_host_blocks: int = 0,
         tiers: dict[str, TierSettings] | None = None,
+        stores: str = "beside",
     ):
-        """tiers: by name, those that blocks are brought up from."""
+        """tiers: by name, those that blocks are brought up from. stores: how what goes down to them is priced, as
+        `TiersSettings.store`."""
         self.clock = VirtualClock()
         self.cost = cost
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.overlap = overlap
         self._tiers = tiers or {}
+        self._stores = stores
+        self.worth_loading = partial(worth_loading, cost, self._tiers)
         distinct = min(vocab_size, _DISTINCT)
         self._ring = list(range(distinct))
         self._vocab_size = vocab_size
@@ -81,7 +86,8 @@ class SimulatedExecutor(Executor):
                 f"machine has {available} free"
             )
         tiers = tier_settings(settings.tiers)
-        return cls(cost, num_blocks, shape.vocab_size, settings.executor.overlap, num_host_blocks, tiers)
+        overlap, stores = settings.executor.overlap, settings.tiers.store
+        return cls(cost, num_blocks, shape.vocab_size, overlap, num_host_blocks, tiers, stores)
 
     def output_tokens(self, request: Request, start: int, stop: int) -> list[int]:
         """Made-up tokens: they count up from a number of the request's own, in a ring of at most 256."""
@@ -126,16 +132,25 @@ class SimulatedExecutor(Executor):
                 tokens[i] = self._ring[(mix(seq.request.sampling.seed) + len(seq.output)) % len(self._ring)]
                 finish[i] = finish_reason(seq, tokens[i], frozenset())
         seconds = self.cost.step_s(work, self.overlap)
-        if not (plan.copies or plan.swapped_out or plan.swapped_in or plan.loads):
+        if not (plan.copies or plan.swapped_out or plan.swapped_in or plan.loads or plan.stores):
             return Outcome(tokens, finish, seconds, choices, ended=ended)
         copy_s = self.cost.copy_s(len(plan.copies))
         out_s, in_s = self.cost.swap_out_s(len(plan.swapped_out)), self.cost.swap_in_s(len(plan.swapped_in))
         up_s = sum([self._load_s(load) for load in plan.loads], 0.0)
         seconds = seconds + copy_s + out_s + in_s + up_s
-        return Outcome(tokens, finish, seconds, choices, copy_s, ended, out_s, in_s, up_s)
+        down_s = self._waited_s(plan.stores, seconds)
+        return Outcome(tokens, finish, seconds + down_s, choices, copy_s, ended, out_s, in_s, up_s, down_s)
 
     def _load_s(self, load: Load) -> float:
         return load_s(self._tiers[load.tier], self.cost.hardware, load.blocks * self.cost.block_bytes)
+
+    def _waited_s(self, stores: list[tuple[str, int]], seconds: float) -> float:
+        """By how much what goes down makes a step of `seconds` longer. Each tier has a way of its own to it."""
+        if not stores or self._stores == "free":
+            return 0.0
+        size, hardware = self.cost.block_bytes, self.cost.hardware
+        slowest = max([store_s(name, self._tiers[name], hardware, blocks * size) for name, blocks in stores])
+        return slowest if self._stores == "first" else max(0.0, slowest - seconds)
 
     def coast(self, together: Together, grown: Iterator[int], until: float) -> Coasted:
         followed, now = self._together, self.clock.now()

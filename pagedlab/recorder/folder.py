@@ -153,6 +153,7 @@ def timeline_table(recorder: Recorder) -> pa.Table:
             "swap_in_s": pa.array(steps.column("swap_in_s"), pa.float64()),
             "host_blocks": pa.array(steps.column("host_blocks"), pa.int32()),
             "load_s": pa.array(steps.column("load_s"), pa.float64()),
+            "store_s": pa.array(steps.column("store_s"), pa.float64()),
             "admission_estimate": pa.array(steps.column("admission_estimate"), pa.float64(), from_pandas=True),
             "preemptions": pa.array(np.cumsum(preempted[: len(steps)]), pa.int64()),
         }

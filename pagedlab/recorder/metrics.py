@@ -361,6 +361,7 @@ def summarize(
         | {"disk": found.disk_hit_tokens},
         "tier_hit_rate": ratio(below, found.queried_tokens),
         "tier_load_s": float(total("load_s")),
+        "tier_store_s": float(total("store_s")),
         "prefix_lost_tokens": found.lost_tokens,
         "prefix_copied_tokens": found.copied_tokens,
         "prefix_evicted_blocks": found.evictions,

@@ -121,6 +121,7 @@ class Recorder:
                 outcome.swap_in_s,
                 host_blocks,
                 outcome.load_s,
+                outcome.store_s,
                 plan.admission_estimate,
             )
         )

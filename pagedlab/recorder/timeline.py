@@ -22,7 +22,7 @@ class Step(NamedTuple):
     `prefill_tokens` belong to sequences fed more than one. usage: the split of the slots while the step ran.
     sharing: what sharing saved of them. copies: blocks copied before the step, in copy_s seconds of it; swapped_out and
     swapped_in: blocks moved to the host and back. host_blocks: in use there, what the step moves included. load_s:
-    seconds in which blocks came up from tiers.
+    seconds in which blocks came up from tiers; store_s: in which it waited for blocks that went down.
     admission_estimate: as in Plan.
     """
 
@@ -44,6 +44,7 @@ class Step(NamedTuple):
     swap_in_s: float = 0.0
     host_blocks: int = 0
     load_s: float = 0.0
+    store_s: float = 0.0
     admission_estimate: float | None = None
 
 
@@ -111,7 +112,7 @@ class Timeline(Sequence[Step]):
             begins[np.array(self._firsts)] = True
             values[1:] = np.where(begins[1:], values[1:], ends[:-1])
             return values
-        if name in ("copy_s", "swap_out_s", "swap_in_s", "load_s", "admission_estimate"):
+        if name in ("copy_s", "swap_out_s", "swap_in_s", "load_s", "store_s", "admission_estimate"):
             return values
         if name == "memory_blocked":
             return values.astype(bool)

@@ -178,6 +178,7 @@ class Scheduler:
         self._blocked = waits and self._head_lacks_blocks()
         self._stuck = waits and (self._blocked or self._head_lacks_rows())
         plan.memory_blocked = ran_out or self._blocked
+        plan.stores = self.allocator.stored()
         self.admission.planned(self.running, ran_out)
         if self._cohort is not None:
             self._cohort.tell(plan)
