@@ -112,17 +112,19 @@ def measure(settings: Settings, count: int) -> dict[str, Any]:
     import resource
     import time
 
+    from pagedlab.core.collector import uncollected
     from pagedlab.engine import serve
     from pagedlab.recorder.metrics import summarize
     from pagedlab.recorder.recorder import Recorder
 
     lab = _lab(settings, count)
     recorder = Recorder()
-    start = time.process_time()
-    serve(lab.requests, lab.scheduler, lab.executor, recorder)
-    served = time.process_time()
-    summary = summarize(recorder, lab.executor.num_blocks, settings.block_size, "completed")
-    seconds = time.process_time() - start
+    with uncollected():  # as `run` does
+        start = time.process_time()
+        serve(lab.requests, lab.scheduler, lab.executor, recorder)
+        served = time.process_time()
+        summary = summarize(recorder, lab.executor.num_blocks, settings.block_size, "completed")
+        seconds = time.process_time() - start
     return {
         "requests": count,
         "seconds_cpu": seconds,

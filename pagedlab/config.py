@@ -395,6 +395,12 @@ def _check_tiers(s: Settings) -> None:
     # A block comes down without what its request had asked for it, and policies with settings have one file of them.
     able = [name for name, kind in OPTIONS["eviction"].items() if kind is NameOnlySettings]
     able = [name for name in able if not (name.startswith("priority") or EVICTIONS[name].needs_future)]
+    for option, value, known in (
+        ("load", s.tiers.load, ("cheaper", "always")),
+        ("store", s.tiers.store, ("beside", "first", "free")),
+    ):
+        if value not in known:
+            raise ConfigError(f"tiers.{option}={value}: expected one of {', '.join(known)}")
     for name, tier in (("host", s.tiers.host), ("disk", s.tiers.disk)):
         where = f"tiers.{name}"
         _within(f"{where}.gib", tier.gib, 0, 1e9)

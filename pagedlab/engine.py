@@ -67,7 +67,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether there is anything to do, now or later."""
-        return bool(self.scheduler.has_work or self.arrivals)
+        return self.scheduler.has_work or bool(self.arrivals)
 
     @property
     def next_s(self) -> float:
@@ -88,19 +88,18 @@ class Engine:
                 self._ended([seq])
         if not scheduler.has_work:
             if arrivals:
-                end, allocator = clock.wait_until(arrivals.next_s), scheduler.allocator
-                recorder.idle(now, end, allocator.usage(), allocator.sharing())
+                end = clock.wait_until(arrivals.next_s)
+                recorder.idle(now, end, scheduler.allocator.usage(), scheduler.allocator.sharing())
             return
         coasting = scheduler.coasting(now)
         if coasting is not None:
             self._coast(now, *coasting, horizon)
             self._patience.saw(True)
             return
-        plan = scheduler.schedule(now)
-        usage, sharing = scheduler.allocator.usage(), scheduler.allocator.sharing()
-        host_blocks = scheduler.allocator.host_blocks
+        plan, allocator = scheduler.schedule(now), scheduler.allocator
+        usage, sharing, host_blocks = allocator.usage(), allocator.sharing(), allocator.host_blocks
         if recorder.block_map is not None:
-            recorder.block_map.see(now, len(recorder.steps), scheduler.allocator)
+            recorder.block_map.see(now, len(recorder.steps), allocator)
         if not plan.num_sequences:
             raise EngineStalled(f"nothing can run: {self._patience.dump()}")
         outcome = executor.execute(plan)
@@ -121,17 +120,14 @@ class Engine:
         scheduler, allocator, count = self.scheduler, self.scheduler.allocator, together.count
         waiting, running, blocked = scheduler.num_waiting, scheduler.num_running, scheduler.memory_blocked
         steps = self.executor.coast(together, grown, min(until, self.arrivals.next_s, horizon))
-        allocator.fill(count)
-        allocator.owe(steps.grown[0])
-        usage, sharing = allocator.usage(), allocator.sharing()
-        on_host = allocator.host_blocks
-        first = Step(
-            now, steps.ends[0], running, waiting, count, count, 0, usage, blocked, sharing, host_blocks=on_host
-        )
-        if len(steps.ends) > 1:
-            allocator.fill(count * (len(steps.ends) - 1))
-            allocator.owe(sum(steps.grown) - steps.grown[0])
-        finished = scheduler.coasted(steps, steps.ends[-2] if len(steps.ends) > 1 else now)
+        ends, begun = steps.ends, now
+        allocator.fill(count, steps.grown[0])
+        usage, sharing, on_host = allocator.usage(), allocator.sharing(), allocator.host_blocks
+        first = Step(now, ends[0], running, waiting, count, count, 0, usage, blocked, sharing, host_blocks=on_host)
+        if len(ends) > 1:
+            allocator.fill(count * (len(ends) - 1), sum(steps.grown) - steps.grown[0])
+            begun = ends[-2]
+        finished = scheduler.coasted(steps, begun)
         self.recorder.coasted(first, steps, together, allocator.pool.block_size, bool(allocator.grows), finished)
         if finished:
             self._ended(finished)
@@ -141,8 +137,10 @@ def _progress(plan: Plan, outcome: Outcome) -> bool:
     """Whether somebody gets a token that it had not before: not a trunk that is fed once more."""
     if plan.together is not None and plan.together.count:
         return True
-    pairs = zip(plan.batch, outcome.tokens, strict=True)
-    return any(token >= 0 and not (seq.branches and seq.branches[0].output) for seq, token in pairs)
+    for seq, token in zip(plan.batch, outcome.tokens, strict=True):
+        if token >= 0 and not (seq.branches and seq.branches[0].output):
+            return True
+    return False
 
 
 class _Patience:

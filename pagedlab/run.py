@@ -11,15 +11,16 @@ import yaml
 
 from pagedlab.allocator.base import ALLOCATORS, Allocator
 from pagedlab.allocator.caching_pool import CachingPool
-from pagedlab.allocator.fresh_pool import FreshPool
 from pagedlab.allocator.host import Host
 from pagedlab.allocator.paged import PagedAllocator
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.allocator.prefixes import Prefixes
+from pagedlab.allocator.stack_pool import StackPool
 from pagedlab.allocator.tiers import Tier, Tiers
 from pagedlab.analysis.display import Display
 from pagedlab.cluster import serve_replicas
 from pagedlab.config import parse_bytes
+from pagedlab.core.collector import uncollected
 from pagedlab.core.errors import ConfigError, PagedlabError
 from pagedlab.core.request import Request
 from pagedlab.engine import serve
@@ -129,7 +130,7 @@ def build(settings: Settings, interrupts: Interrupts) -> Lab:
         skip = simulated and settings.executor.skip and not settings.record_blocks
         scheduler = build_scheduler(settings, executor.num_blocks, max_model_len, executor.foretold, skip)
         give_host_pool(scheduler, executor, settings.block_size * per_token)
-        give_tiers(settings, scheduler, settings.block_size * per_token)
+        give_tiers(settings, scheduler, executor, settings.block_size * per_token)
         return executor, scheduler
 
     (executor, scheduler), *others = [engine() for _ in range(settings.replicas)]
@@ -232,7 +233,7 @@ def build_allocator(settings: Settings, num_blocks: int, max_model_len: int) -> 
     return PagedAllocator(pool, max_model_len, Prefixes(index, pool, choice.pin_blocks))
 
 
-def give_tiers(settings: Settings, scheduler: Scheduler, block_bytes: int) -> None:
+def give_tiers(settings: Settings, scheduler: Scheduler, executor: Executor, block_bytes: int) -> None:
     """What lies below the prefix cache, if anything does."""
     allocator, levels = scheduler.allocator, []
     for name, tier in tier_settings(settings.tiers).items():
@@ -246,6 +247,7 @@ def give_tiers(settings: Settings, scheduler: Scheduler, block_bytes: int) -> No
         levels.append(Tier(name, capacity, policy))
     if isinstance(allocator, PagedAllocator) and allocator.prefixes is not None:
         allocator.prefixes.tiers = Tiers(levels)
+        allocator.prefixes.worth = executor.worth_loading if settings.tiers.load == "cheaper" else None
 
 
 def _pool(settings: Settings, num_blocks: int) -> BlockPool:
@@ -254,7 +256,7 @@ def _pool(settings: Settings, num_blocks: int) -> BlockPool:
     counted = settings.executor.name == "simulated" and settings.preemption.name == "recompute"
     counted = counted and not settings.record_blocks
     counted = counted and max(of.n, of.best_of or 1, of.beam_width) == 1
-    kind = FreshPool if counted and ALLOCATORS[settings.allocator.name].grows else BlockPool
+    kind = StackPool if counted and ALLOCATORS[settings.allocator.name].grows else BlockPool
     return kind(num_blocks, settings.block_size)
 
 
@@ -332,7 +334,7 @@ def run(
     status = "interrupted"
     # All of it deferred: torch aborts the process when an exception strikes its import, and a step, a summary and a
     # folder are to be finished. `serve` asks between steps.
-    with interrupts.deferred():
+    with interrupts.deferred(), uncollected(settings.executor.name == "simulated"):
         try:
             lab = build(settings, interrupts)
             interrupts.raise_if_requested()

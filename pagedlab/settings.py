@@ -191,8 +191,9 @@ class PrefixCacheSettings:
 
 @dataclass
 class TierSettings:
-    """gib: capacity; 0 is no such tier. bandwidth_gb_s: 1e9 bytes a second on the way up; null is hardware.pcie_gb_s of
-    all devices. latency_us: of each request's blocks. eviction: a policy without settings of its own."""
+    """gib: capacity; 0 is no such tier. bandwidth_gb_s: 1e9 bytes a second, up and down; null is hardware.pcie_gb_s of
+    all devices. latency_us: of each request's blocks, and of what goes down in a step. eviction: a policy without
+    settings of its own."""
 
     gib: float
     bandwidth_gb_s: Optional[float]
@@ -202,8 +203,15 @@ class TierSettings:
 
 @dataclass
 class TiersSettings:
-    """Below the prefix cache of a simulated device: what it evicts goes to the host, from there to the disk."""
+    """Below the prefix cache of a simulated device: what it evicts goes to the host, from there to the disk.
 
+    load: what is brought up of what a request finds there: cheaper (what takes less time than to be computed) or always.
+    store: what goes down is written beside the step, which ends no sooner (beside), before it (first), or costs
+    nothing (free).
+    """
+
+    load: str
+    store: str
     host: TierSettings
     disk: TierSettings
 

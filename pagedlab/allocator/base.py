@@ -60,7 +60,7 @@ class Sharing(NamedTuple):
     disk_hit_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Grant:
     """What a sequence gets at its admission: blocks and the slots promised in them. filled: slots that hold its tokens
     already, from a prefix cache. shared: slots among them that others hold as well. copies: (source, destination)
@@ -231,6 +231,10 @@ class Allocator(ABC):
     def time(self, now_s: float) -> None:  # noqa: B027 - of use to a policy that knows seconds
         """It is now_s seconds after the start, of which a step is planned."""
 
+    def stored(self) -> list[tuple[str, int]]:
+        """What went down to tiers below the device since this was asked last: (tier, blocks)."""
+        return []
+
     def cached_tokens(self, seq: Sequence) -> int:
         """Tokens of a waiting sequence that need not be computed, were it admitted now."""
         return 0
@@ -284,16 +288,14 @@ class Allocator(ABC):
         """Whether what sequences compute is kept for others."""
         return False
 
-    def fill(self, count: int) -> None:
-        """`count` decoding sequences each fill one more slot of the blocks they hold: the sums alone; `catch_up` brings
-        their holdings up to date when they are next looked at."""
+    def fill(self, count: int, owed: int = 0) -> None:
+        """Decoding sequences fill `count` more slots of the blocks they hold, one each in every step, and of `owed`
+        that they come to hold for it, where `grows`. The sums alone: `catch_up` brings their holdings up to date when
+        they are next looked at, and decides which blocks these are."""
         self._tokens += count
-
-    def owe(self, count: int) -> None:
-        """`count` decoding sequences each get one more block, where `grows`: the sums alone. Which ones is decided in
-        `catch_up`, when somebody looks."""
-        self.pool.owe(count)
-        self._table_entries += count
+        if owed:
+            self.pool.owe(owed)
+            self._table_entries += owed
 
     def catch_up(self, key: Key, num_tokens: int) -> None:
         """The sequence holds `num_tokens` tokens, which the sums know already, and gets the blocks it is owed."""
@@ -327,7 +329,8 @@ class Allocator(ABC):
     def unused(self, key: Key, filled: int) -> int:
         """Slots that a sequence was promised at its admission and never filled, having filled `filled`. What it asked
         for later it asked for in the step that fills it. Nothing held: 0."""
-        return max(0, self.holdings[key].entered - filled) if key in self.holdings else 0
+        holding = self.holdings.get(key)
+        return holding.entered - filled if holding is not None and holding.entered > filled else 0
 
     def held_by(self, seq: Sequence) -> int:
         """Blocks that a request holds, shared ones once."""
@@ -344,14 +347,15 @@ class Allocator(ABC):
 
     def sharing(self) -> Sharing:
         """What sharing saves now: O(1)."""
-        return Sharing(self._table_entries, self._table_entries - self.pool.num_held)
+        entries = self._table_entries
+        return Sharing(entries, entries - self.pool.num_held)
 
     def usage(self) -> Usage:
         """The split of every slot now, from running sums: O(1)."""
-        pool = self.pool
-        size, held = pool.block_size, pool.num_held * pool.block_size
-        reserved, tail = self._promised - self._tokens, held - self._promised
-        return Usage(self._tokens, reserved, tail, pool.num_idle * size, pool.num_free * size)
+        pool, tokens, promised = self.pool, self._tokens, self._promised
+        size, free, idle = pool.block_size, pool.num_free, pool.num_idle
+        held = (pool.num_blocks - free - idle) * size
+        return Usage(tokens, promised - tokens, held - promised, idle * size, free * size)
 
     def audit(self) -> None:
         """Check every invariant from scratch; InvariantError names the first that does not hold."""

@@ -61,8 +61,8 @@ class PagedAllocator(Allocator):
     def caches(self) -> bool:
         return self.prefixes is not None
 
-    def fill(self, count: int) -> None:
-        super().fill(count)
+    def fill(self, count: int, owed: int = 0) -> None:
+        super().fill(count, owed)
         self._promised += count  # nothing was promised beyond the tokens known
 
     def _blocks_to_return(self, request: Sequence) -> int:
@@ -166,6 +166,9 @@ class PagedAllocator(Allocator):
     def time(self, now_s: float) -> None:
         if self.prefixes is not None:
             self.prefixes.pool.eviction.now_s = now_s
+
+    def stored(self) -> list[tuple[str, int]]:
+        return self.prefixes.tiers.stored() if self.prefixes is not None else []
 
     def sharing(self) -> Sharing:
         shared = super().sharing()

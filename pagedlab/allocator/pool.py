@@ -122,6 +122,8 @@ class BlockPool:
 
     def lift_fences(self) -> None:
         """The step is over."""
+        if not self._fenced:
+            return
         fenced, self._fenced = self._fenced, set()
         for block in fenced:
             if self._waits(block):

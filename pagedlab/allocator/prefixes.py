@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 from pagedlab.allocator.caching_pool import CachingPool
@@ -44,6 +46,9 @@ class Prefixes:
         self.index = index
         self.tiers = Tiers([])
         """Where evicted blocks go."""
+        self.worth: Callable[[int, int, Seq[str]], int] | None = None
+        """(tokens of a request, its blocks that are on the device, the tiers of those behind them) -> how many of the
+        latter are worth to be brought up; None: all."""
         self.pool = pool
         self.pin_blocks = pin_blocks
         self.counts = PrefixCounts()
@@ -68,6 +73,8 @@ class Prefixes:
             if tier is None:
                 break
             below.append(tier.name)
+        if below and self.worth is not None:
+            below = below[: self.worth(seq.num_tokens, len(match.nodes), below)]
         # A whole block is more than what could be copied of it.
         return replace(match, partial=None, copied=0, lost=0, below=tuple(below)) if below else match
 
@@ -92,7 +99,7 @@ class Prefixes:
             if block < len(blocks) + len(match.below):
                 self.tiers.remove(key)
             else:
-                counts.regretted += key in self._evicted
+                counts.regretted += key in self._evicted and self.tiers.find(key) is None
             if key not in self.index.nodes:  # as the last block of a text that is cached whole
                 self.pool.eviction.miss(key)
         chain = self.index.chain(seq)

@@ -1,11 +1,11 @@
 """Tiers below the device: what its prefix cache evicts goes down, level by level, and is brought up when asked for.
 
-As LMCache and Mooncake (Qin et al., FAST 2025) have them, in simulation: contents are names, and only the way up has a
-price.
+As LMCache and Mooncake (Qin et al., FAST 2025) have them, in simulation: contents are names, and what is moved is told.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 
 from pagedlab.core.errors import InvariantError
@@ -44,6 +44,7 @@ class Tiers:
     def __init__(self, levels: list[Tier]):
         self.levels = levels
         self.version = 0  # counts changes
+        self._stored: Counter[str] = Counter()
 
     def find(self, key: int) -> Tier | None:
         return next((level for level in self.levels if key in level.entries), None)
@@ -52,10 +53,18 @@ class Tiers:
         """The device has evicted it. What it displaces goes further down, from the last tier out."""
         self.version += 1
         for level in self.levels:
+            self._stored[level.name] += 1
             gone = level.put(key, entry)
             if gone is None:
                 return
             key, entry = gone
+
+    def stored(self) -> list[tuple[str, int]]:
+        """How many blocks each tier was given since this was asked last."""
+        if not self._stored:
+            return []
+        stored, self._stored = list(self._stored.items()), Counter()
+        return stored
 
     def remove(self, key: int) -> None:
         """It is on the device, or on its way there."""

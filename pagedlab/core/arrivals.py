@@ -19,26 +19,30 @@ class Arrivals:
         """requests: in order of arrival."""
         self._known = deque(requests)
         self._following: list[tuple[float, int, Request]] = []
+        self.next_s = inf
+        """When the next one comes, as far as is known; inf where none does."""
+        self._look()
 
     def __bool__(self) -> bool:
         return bool(self._known or self._following)
 
-    @property
-    def next_s(self) -> float:
-        """When the next one comes, as far as is known; inf where none does."""
+    def _look(self) -> None:
         next_s = self._known[0].arrival_s if self._known else inf
-        return min(next_s, self._following[0][0]) if self._following else next_s
+        self.next_s = min(next_s, self._following[0][0]) if self._following else next_s
 
     def pop(self) -> Request:
-        if not self._following:
-            return self._known.popleft()
-        if self._known and (self._known[0].arrival_s, self._known[0].id) < self._following[0][:2]:
-            return self._known.popleft()
-        return heappop(self._following)[2]
+        known, following = self._known, self._following
+        if not following or (known and (known[0].arrival_s, known[0].id) < following[0][:2]):
+            request = known.popleft()
+        else:
+            request = heappop(following)[2]
+        self._look()
+        return request
 
     def append(self, request: Request) -> None:
         """One that comes after all that were known beforehand."""
         self._known.append(request)
+        self._look()
 
     def ended(self, seqs: Iterable[Sequence]) -> None:
         """These have ended, branches of requests among them: who asks again will do so."""
@@ -49,3 +53,4 @@ class Arrivals:
             answer = np.asarray(seq.outputs()[0].token_ids, dtype=np.int32)
             request = follow_up.request(seq.request, answer, seq.finish_s)
             heappush(self._following, (request.arrival_s, request.id, request))
+            self.next_s = min(self.next_s, request.arrival_s)

@@ -9,7 +9,7 @@ import numpy as np
 from pagedlab.core.request import Request, Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admission:
     """A sequence that enters the batch: the executor fills its row from this, and from nothing else."""
 
@@ -125,7 +125,8 @@ class Plan:
     to total_tokens.
     batch[i] yields a sampled token exactly when it feeds its last known token (`samples`).
     memory_blocked: a waiting request was refused its blocks in this step, so free slots are of no use to it.
-    loads: of the admitted, what comes from tiers below the device, for an executor that simulates them.
+    loads: of the admitted, what comes from tiers below the device, for an executor that simulates them. stores: what
+    goes down for it, (tier, blocks).
     admission_estimate: as in `Admission.estimate`, when the step was planned.
     """
 
@@ -139,6 +140,7 @@ class Plan:
     preempted: list[Preemption] = field(default_factory=list)
     returned: list[Return] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
+    stores: list[tuple[str, int]] = field(default_factory=list)
     batch: list[Sequence] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     memory_blocked: bool = False
@@ -187,7 +189,8 @@ class Outcome:
 
     tokens[i]: the token sampled for batch[i], or -1 where it sampled none. finish[i]: "stop" (end-of-sequence),
     "length", or None to go on. seconds: how long it took, on the executor's clock, copy_s of them for the copies,
-    swap_out_s and swap_in_s for what went to the host and came back, load_s for what came from tiers.
+    swap_out_s and swap_in_s for what went to the host and came back, load_s for what came from tiers, store_s for what
+    went down to them, as far as that was waited for.
     choices: for each batch[i] of a request of several outputs that sampled. Of a trunk: one for each branch; of a
     branch: its token; of a beam search: the best candidates, best first, at least 2 x beam_width, of which tokens[i]
     is the first. ended: of the sequences that advanced together, those that ended, by length.
@@ -202,6 +205,7 @@ class Outcome:
     swap_out_s: float = 0.0
     swap_in_s: float = 0.0
     load_s: float = 0.0
+    store_s: float = 0.0
 
     @property
     def swap_s(self) -> float:

@@ -171,14 +171,12 @@ class Sequence:
     cached_tokens: int = 0
     slots_unused: int = 0
     refusal: str = ""
+    # Of the request: asked for at every turn.
+    id: int = field(init=False)
     sampling: SamplingParams = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sampling = self.request.sampling
-
-    @property
-    def id(self) -> int:
-        return self.request.id
+        self.id, self.sampling = self.request.id, self.request.sampling
 
     @property
     def key(self) -> Key:
@@ -200,6 +198,10 @@ class Sequence:
         if not self.branches:
             return [self]
         return [branch for branch in self.branches if branch.status is not Status.FINISHED]
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.parts) if self.branches else 1
 
     @property
     def generated(self) -> int:

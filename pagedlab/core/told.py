@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -29,13 +28,13 @@ class Growing(Protocol[T]):
     def __getitem__(self, index: slice, /) -> list[T]: ...
 
 
-class _Growing(ABC):
+class _Growing:
     """Equal to every list that holds the same."""
 
     __slots__ = ()
 
-    @abstractmethod
-    def array(self) -> np.ndarray: ...
+    def array(self) -> np.ndarray:
+        raise NotImplementedError
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self.array().astype(dtype) if dtype is not None else self.array()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,9 @@ class Executor(ABC):
     foretold: Callable[[Request, int, int], list[int]] | None = None
     """For an executor whose tokens depend on no KV: (request, start, stop) -> its output tokens start to stop. The
     scheduler may then advance decoding sequences together (`Plan.together`), and execute must follow that."""
+
+    worth_loading: Callable[[int, int, Seq[str]], int] | None = None
+    """For an executor that prices tiers: as `hardware.tiers.worth_loading` says, of its own cost model and tiers."""
 
     def coast(self, together: Together, grown: Iterator[int], until: float) -> Coasted:
         """Run steps in which nobody but these runs, and move the clock: until one ends at `until` seconds or later, or

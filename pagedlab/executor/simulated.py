@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from math import log
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from pagedlab.core.plan import Choice, Coasted, Load, Outcome, Plan, Together
 from pagedlab.core.request import Request, Sequence
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason, num_candidates, output_limit
 from pagedlab.hardware.cost import CostModel, StepWork
-from pagedlab.hardware.tiers import load_s, tier_settings
+from pagedlab.hardware.tiers import load_s, store_s, tier_settings, worth_loading
 from pagedlab.model.architecture import architecture_of
 from pagedlab.model.config import read_config
 from pagedlab.model.dtype import dtype_bytes
@@ -55,14 +57,18 @@ class SimulatedExecutor(Executor):
         overlap: bool = False,
         num_host_blocks: int = 0,
         tiers: dict[str, TierSettings] | None = None,
+        stores: str = "beside",
     ):
-        """tiers: by name, those that blocks are brought up from."""
+        """tiers: by name, those that blocks are brought up from. stores: how what goes down to them is priced, as
+        `TiersSettings.store`."""
         self.clock = VirtualClock()
         self.cost = cost
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.overlap = overlap
         self._tiers = tiers or {}
+        self._stores = stores
+        self.worth_loading = partial(worth_loading, cost, self._tiers)
         distinct = min(vocab_size, _DISTINCT)
         self._ring = list(range(distinct))
         self._vocab_size = vocab_size
@@ -84,7 +90,8 @@ class SimulatedExecutor(Executor):
                 f"machine has {available} free"
             )
         tiers = tier_settings(settings.tiers)
-        return cls(cost, num_blocks, shape.vocab_size, settings.executor.overlap, num_host_blocks, tiers)
+        overlap, stores = settings.executor.overlap, settings.tiers.store
+        return cls(cost, num_blocks, shape.vocab_size, overlap, num_host_blocks, tiers, stores)
 
     def output_tokens(self, request: Request, start: int, stop: int) -> list[int]:
         """Made-up tokens: they count up from a number of the request's own, in a ring of at most 256."""
@@ -96,22 +103,25 @@ class SimulatedExecutor(Executor):
         return tokens
 
     def execute(self, plan: Plan) -> Outcome:
-        work, ended = StepWork(plan.total_tokens, plan.num_sequences, 0, 0, 0, len(plan.admitted)), []
-        if plan.together is not None:
-            ended = self._together.follow(plan.together)
-            if plan.together.count:
-                work.decodes = work.sampled = plan.together.count
+        batch, together = plan.batch, plan.together
+        work = StepWork(plan.total_tokens, len(batch), 0, 0, 0, len(plan.admitted))
+        ended: list[Sequence] = []
+        if together is not None:
+            ended = self._together.follow(together)
+            if together.count:
+                work.sequences += together.count
+                work.decodes = work.sampled = together.count
                 work.decode_slots = self._together.slots
-                work.blocks = plan.together.owed
+                work.blocks = together.owed
         for new in plan.admitted:
             work.blocks += len(new.block_ids)
         for growth in plan.grown:
             work.blocks += len(growth.block_ids)
-        tokens: list[int] = [-1] * len(plan.batch)
-        finish: list[str | None] = [None] * len(plan.batch)
+        tokens: list[int] = [-1] * len(batch)
+        finish: list[str | None] = [None] * len(batch)
         choices: dict[int, list[Choice]] = {}
         size = self.cost.block_size
-        for i, (seq, fed) in enumerate(zip(plan.batch, plan.num_tokens, strict=True)):
+        for i, (seq, fed) in enumerate(zip(batch, plan.num_tokens, strict=True)):
             if fed == 1:
                 work.decodes += 1
                 work.decode_slots += (seq.computed // size + 1) * size
@@ -125,24 +135,37 @@ class SimulatedExecutor(Executor):
                     continue
                 tokens[i] = self._ring[(mix(seq.request.sampling.seed) + len(seq.output)) % len(self._ring)]
                 finish[i] = finish_reason(seq, tokens[i], frozenset())
+        seconds = self.cost.step_s(work, self.overlap)
+        if not (plan.copies or plan.swapped_out or plan.swapped_in or plan.loads or plan.stores):
+            return Outcome(tokens, finish, seconds, choices, ended=ended)
         copy_s = self.cost.copy_s(len(plan.copies))
         out_s, in_s = self.cost.swap_out_s(len(plan.swapped_out)), self.cost.swap_in_s(len(plan.swapped_in))
         up_s = sum([self._load_s(load) for load in plan.loads], 0.0)
-        seconds = self.cost.step_s(work, self.overlap) + copy_s + out_s + in_s + up_s
-        return Outcome(tokens, finish, seconds, choices, copy_s, ended, out_s, in_s, up_s)
+        seconds = seconds + copy_s + out_s + in_s + up_s
+        down_s = self._waited_s(plan.stores, seconds)
+        return Outcome(tokens, finish, seconds + down_s, choices, copy_s, ended, out_s, in_s, up_s, down_s)
 
     def _load_s(self, load: Load) -> float:
         return load_s(self._tiers[load.tier], self.cost.hardware, load.blocks * self.cost.block_bytes)
 
+    def _waited_s(self, stores: list[tuple[str, int]], seconds: float) -> float:
+        """By how much what goes down makes a step of `seconds` longer. Each tier has a way of its own to it."""
+        if not stores or self._stores == "free":
+            return 0.0
+        size, hardware = self.cost.block_bytes, self.cost.hardware
+        slowest = max([store_s(name, self._tiers[name], hardware, blocks * size) for name, blocks in stores])
+        return slowest if self._stores == "first" else max(0.0, slowest - seconds)
+
     def coast(self, together: Together, grown: Iterator[int], until: float) -> Coasted:
         followed, now = self._together, self.clock.now()
         followed.take_in(together)
-        price, ends, taken = self.cost.of_decodes(together.count, self.overlap), [], []
-        for blocks in grown:
-            now += price(followed.step(), blocks)
+        price, step = self.cost.of_decodes(together.count, self.overlap), followed.step
+        ends, taken = [], []
+        for blocks in islice(grown, min(followed.steps_left, _MOST_STEPS)):
+            now += price(step(), blocks)
             ends.append(now)
             taken.append(blocks)
-            if now >= until or followed.somebody_ends or len(ends) == _MOST_STEPS:
+            if now >= until:
                 break
         self.clock.wait_until(now)
         return Coasted(ends, taken, followed.ended())
@@ -211,9 +234,9 @@ class _Followed:
         return self.slots
 
     @property
-    def somebody_ends(self) -> bool:
-        """In the last step."""
-        return self._ends[0][0] == self._steps
+    def steps_left(self) -> int:
+        """Until somebody ends, who runs in the last of them."""
+        return self._ends[0][0] - self._steps
 
     def ended(self) -> list[Sequence]:
         """Those that ended in the last step, who are followed no longer."""

@@ -101,6 +101,7 @@ class CostModel:
         # The cost of m tokens' products and of r tokens' logits: a few thousand values at most, each computed once.
         self.dense_s = cache(self._dense_s)
         self.head_s = cache(self._head_s)
+        self.of_decodes = cache(self._of_decodes)
 
     @property
     def block_bytes(self) -> int:
@@ -126,7 +127,7 @@ class CostModel:
         host = self.host_s(work.sequences, work.admitted, work.blocks)
         return max(device, host) if overlap else device + host
 
-    def of_decodes(self, sequences: int, overlap: bool) -> Callable[[int, int], float]:
+    def _of_decodes(self, sequences: int, overlap: bool) -> Callable[[int, int], float]:
         """(slots, blocks) -> seconds of a step in which so many sequences decode, and nothing else, as `step_s`."""
         h, layers = self.hardware, self.model.shape.num_layers
         before, head = self.dense_s(sequences), self.head_s(sequences)
@@ -141,8 +142,10 @@ class CostModel:
 
         def seconds(slots: int, blocks: int) -> float:
             # The very operations of decode_attention_s, host_s and step_s, in their order: the same to the last bit.
-            attention = layers * max(floor, stream + max(slots * kv_bytes / bandwidth, slots * flops / rate))
-            device, on_host = before + attention + 0.0 + head, _US * (host + block * blocks)
+            read, computed = slots * kv_bytes / bandwidth, slots * flops / rate
+            streamed = stream + (read if read > computed else computed)
+            device = before + layers * (floor if floor > streamed else streamed) + 0.0 + head
+            on_host = _US * (host + block * blocks)
             return max(device, on_host) if overlap else device + on_host
 
         return seconds

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from pagedlab.recorder.blocks import blocks_table
 from pagedlab.recorder.files import TEMPORARY, holds_completed_run, write_atomic, write_json
-from pagedlab.recorder.metrics import NO_SLO, SPLIT, Slo, delays_of, longest_gaps, ratio, split_over_time
+from pagedlab.recorder.metrics import NO_SLO, SPLIT, Gaps, Slo, delays_of, ratio, split_over_time
 from pagedlab.recorder.recorder import Recorder
 
 __all__ = ["holds_completed_run", "write_atomic", "write_json", "write_run_folder", "write_table"]
@@ -86,7 +86,7 @@ def requests_table(recorder: Recorder, slo: Slo = NO_SLO, rows: slice = slice(No
             "wait_s": pa.array(
                 [admitted[s.id] - s.request.arrival_s if s.id in admitted else None for s in seqs], seconds
             ),
-            "max_itl_s": pa.array(longest_gaps(seqs), seconds, from_pandas=True),
+            "max_itl_s": pa.array(Gaps(seqs).longest(), seconds, from_pandas=True),
             "met_slo": pa.array(slo.met_by(seqs), pa.bool_()),
             "preemptions": pa.array([s.preemptions for s in seqs], pa.int64()),
             "recomputed_tokens": pa.array([s.recomputed_tokens for s in seqs], pa.int64()),
@@ -153,6 +153,7 @@ def timeline_table(recorder: Recorder) -> pa.Table:
             "swap_in_s": pa.array(steps.column("swap_in_s"), pa.float64()),
             "host_blocks": pa.array(steps.column("host_blocks"), pa.int32()),
             "load_s": pa.array(steps.column("load_s"), pa.float64()),
+            "store_s": pa.array(steps.column("store_s"), pa.float64()),
             "admission_estimate": pa.array(steps.column("admission_estimate"), pa.float64(), from_pandas=True),
             "preemptions": pa.array(np.cumsum(preempted[: len(steps)]), pa.int64()),
         }

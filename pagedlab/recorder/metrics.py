@@ -119,38 +119,65 @@ class Slo:
 NO_SLO = Slo()
 
 
-def longest_gaps(seqs: list[Sequence]) -> np.ndarray:
-    """The longest time between two tokens of each request, a stall: float64 [requests], NaN of fewer than two tokens.
+class Gaps:
+    """The seconds between two tokens of sequences of one run.
 
-    Within a stretch of times that many share, it is the longest of a range of the gaps between those.
+    single: gaps that belong to one sequence each, `single_of` says to which. Of the steps that many take together, each
+    sequence has stretches: the gaps `starts` to `stops` of those between the times that all share, `shared`.
     """
-    longest = np.full(len(seqs), nan)
-    shared: array[float] = array("d")
-    owners, starts, stops = array("q"), array("q"), array("q")  # of ranges of gaps
-    for i, seq in enumerate(seqs):
-        times = seq.token_s
-        if not isinstance(times, Stamps):
-            longest[i] = max(map(sub, times[1:], times[:-1]), default=nan)
-            continue
-        shared, last, most = times.shared, nan, nan
-        for part in times.parts:
-            if isinstance(part, tuple):
-                first, end = shared[part[0]], shared[part[1] - 1]
-                if part[1] - part[0] > 1:
-                    owners.append(i)
-                    starts.append(part[0])
-                    stops.append(part[1] - 1)
-            else:
-                first = end = part
-            most = first - last if not most >= first - last else most
-            last = end
-        longest[i] = most
-    if len(owners):
-        found = np.append(np.diff(np.array(shared)), nan)
-        by_start = np.argsort(np.array(starts), kind="stable")  # what lies between two ranges is looked at once
-        ranges = np.stack([np.array(starts), np.array(stops)], axis=1)[by_start].ravel()
-        np.fmax.at(longest, np.array(owners)[by_start], np.fmax.reduceat(found, ranges)[::2])
-    return longest
+
+    def __init__(self, seqs: list[Sequence]):
+        self._count = len(seqs)
+        single, single_of, starts, stops, stretch_of = array("d"), array("q"), array("q"), array("q"), array("q")
+        shared: array[float] = array("d")
+        for i, seq in enumerate(seqs):
+            times = seq.token_s
+            if not isinstance(times, Stamps):
+                single.extend(map(sub, times[1:], times[:-1]))
+                single_of.extend([i] * (len(times) - 1))
+                continue
+            if times.shared is not shared:
+                if len(starts):
+                    raise InvariantError("token times of two runs at once")
+                shared = times.shared
+            last = None
+            for part in times.parts:
+                if isinstance(part, tuple):
+                    start, stop = part
+                    first, end = shared[start], shared[stop - 1]
+                    if stop - start > 1:
+                        stretch_of.append(i)
+                        starts.append(start)
+                        stops.append(stop - 1)
+                else:
+                    first = end = part
+                if last is not None:
+                    single.append(first - last)
+                    single_of.append(i)
+                last = end
+        self.single, self.single_of = np.array(single), np.array(single_of)
+        self.starts, self.stops, self.stretch_of = np.array(starts), np.array(stops), np.array(stretch_of)
+        self.shared = np.diff(np.array(shared))
+
+    def longest(self) -> np.ndarray:
+        """Of each sequence, a stall: float64 [sequences], NaN of fewer than two tokens."""
+        longest = np.full(self._count, nan)
+        np.fmax.at(longest, self.single_of, self.single)
+        if len(self.starts):
+            found = np.append(self.shared, nan)
+            by_start = np.argsort(self.starts, kind="stable")  # what lies between two stretches is looked at once
+            ranges = np.stack([self.starts, self.stops], axis=1)[by_start].ravel()
+            np.fmax.at(longest, self.stretch_of[by_start], np.fmax.reduceat(found, ranges)[::2])
+        return longest
+
+    def counted(self) -> tuple[np.ndarray, np.ndarray]:
+        """All of them, float64, and how often each counts: one that is shared is there once."""
+        once = np.ones(len(self.single), dtype=np.int64)
+        if not len(self.shared):
+            return self.single, once
+        size = len(self.shared) + 1
+        change = np.bincount(self.starts, minlength=size) - np.bincount(self.stops, minlength=size)
+        return np.concatenate([self.shared, self.single]), np.concatenate([np.cumsum(change)[:-1], once])
 
 
 def waits(recorder: Recorder) -> dict[int, float]:
@@ -161,12 +188,10 @@ def waits(recorder: Recorder) -> dict[int, float]:
 
 def waits_by_size(seqs: list[Sequence], waited: dict[int, float]) -> dict[str, dict[str, float | None]]:
     """How long prompts of each class of size waited to be admitted. waited: as `waits` says."""
-    of: dict[int | None, list[float]] = {limit: [] for limit in (*SIZE_CLASSES, None)}
-    for seq in seqs:
-        if seq.id in waited:
-            size = seq.request.prompt_tokens
-            of[next((limit for limit in SIZE_CLASSES if size <= limit), None)].append(waited[seq.id])
-    return {f"wait_s_prompt_to_{limit or 'any'}": spread(values) for limit, values in of.items()}
+    admitted = [seq for seq in seqs if seq.id in waited]
+    seconds = np.array([waited[seq.id] for seq in admitted])
+    classes = np.searchsorted(SIZE_CLASSES, [seq.request.prompt_tokens for seq in admitted])
+    return {f"wait_s_prompt_to_{to}": spread(seconds[classes == i]) for i, to in enumerate((*SIZE_CLASSES, "any"))}
 
 
 def spread(values: list[float] | list[int] | np.ndarray, weights: np.ndarray | None = None) -> dict[str, float | None]:
@@ -190,41 +215,6 @@ def spread(values: list[float] | list[int] | np.ndarray, weights: np.ndarray | N
         share = place - low
         result[f"p{percent}"] = float(below + (above - below) * share)
     return result
-
-
-def _gaps(seqs: list[Sequence]) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds between the tokens of each sequence, all together, and how often each counts.
-
-    A step that many sequences took together is a gap of all of them: found once, and counted.
-    """
-    single, starts, stops = array("d"), array("q"), array("q")
-    shared: array[float] = array("d")
-    for seq in seqs:
-        times = seq.token_s
-        if not isinstance(times, Stamps):
-            single.extend(map(sub, times[1:], times[:-1]))
-            continue
-        if times.shared is not shared and len(starts):
-            raise InvariantError("token times of two runs at once")
-        shared, last = times.shared, None
-        for part in times.parts:
-            if isinstance(part, tuple):
-                start, stop = part
-                first, end = shared[start], shared[stop - 1]
-                starts.append(start + 1)
-                stops.append(stop)
-            else:
-                first = end = part
-            if last is not None:
-                single.append(first - last)
-            last = end
-    found = np.diff(np.array(shared))
-    if not len(found):
-        return np.array(single), np.ones(len(single), dtype=np.int64)
-    size = len(found) + 2
-    change = np.bincount(np.array(starts), minlength=size) - np.bincount(np.array(stops), minlength=size)
-    counts = np.cumsum(change)[1:-1]
-    return np.concatenate([found, single]), np.concatenate([counts, np.ones(len(single), dtype=np.int64)])
 
 
 def ratio(a: float, b: float) -> float:
@@ -315,8 +305,9 @@ def summarize(
     found = Sharing(*map(sum, zip(*(run.sharing for run in runs), strict=True)))
     below = found.host_hit_tokens + found.disk_hit_tokens
     delays = {name: spread(values[~np.isnan(values)]) for name, values in delays_of(done).items()}
-    stalls = np.concatenate([longest_gaps(run.done) for run in runs])
-    gaps = zip(*(_gaps(run.done) for run in runs), strict=True)
+    gaps = [Gaps(run.done) for run in runs]
+    stalls = np.concatenate([of.longest() for of in gaps])
+    counted = zip(*(of.counted() for of in gaps), strict=True)
     waited: dict[int, float] = {}
     for run in runs:
         waited |= waits(run.recorder)
@@ -370,6 +361,7 @@ def summarize(
         | {"disk": found.disk_hit_tokens},
         "tier_hit_rate": ratio(below, found.queried_tokens),
         "tier_load_s": float(total("load_s")),
+        "tier_store_s": float(total("store_s")),
         "prefix_lost_tokens": found.lost_tokens,
         "prefix_copied_tokens": found.copied_tokens,
         "prefix_evicted_blocks": found.evictions,
@@ -405,7 +397,7 @@ def summarize(
         "max_itl_s": spread(stalls[~np.isnan(stalls)]),
         "ttft_s": delays["ttft_s"],
         "tpot_s": delays["tpot_s"],
-        "itl_s": spread(*map(np.concatenate, gaps)),
+        "itl_s": spread(*map(np.concatenate, counted)),
         "e2e_s": delays["e2e_s"],
         "normalized_latency_s_per_token": delays["normalized_latency_s_per_token"],
     }

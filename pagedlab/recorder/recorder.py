@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -64,7 +64,7 @@ class Recorder:
     def idle(self, start: float, end: float, usage: Usage, sharing: Sharing) -> None:
         """Nothing to do from start to end: nobody holds a block."""
         self.steps.append(Step(start, end, 0, 0, 0, 0, 0, usage, False, sharing))
-        self._serve(Counter(), 1)
+        self._serve({}, 1)
         self._on_progress(self)
 
     def step(
@@ -81,20 +81,21 @@ class Recorder:
         host_blocks: int = 0,
     ) -> None:
         """finished: as `Scheduler.commit` returns it."""
-        number = len(self.steps)
+        number, num_sequences = len(self.steps), plan.num_sequences
         for record in plan.preempted:
             self.preemptions.append((start, number, record))
             victim = self._by_id[record.victim]
             self._waiting[victim.request.client] += 1
             for part in victim.parts:
                 self._left(part, number)
-        self.returns += [(start, number, record) for record in plan.returned]
+        if plan.returned:
+            self.returns += [(start, number, record) for record in plan.returned]
         service = self._service(plan, outcome)
-        for id in dict.fromkeys(new.request.id for new in plan.admitted):  # what has forked returns part by part
+        for id in {new.request.id: None for new in plan.admitted}:  # what has forked returns part by part
             seq = self._by_id[id]
             self._waiting[seq.request.client] -= 1
-            self.admitted_s.setdefault(seq.id, start)
-            for part in seq.branches or [seq]:
+            self.admitted_s.setdefault(id, start)
+            for part in seq.branches or (seq,):
                 self._entered[part.key] = number
         for seq in finished:
             if not seq.branches:
@@ -106,7 +107,7 @@ class Recorder:
                 end,
                 running,
                 waiting,
-                plan.num_sequences,
+                num_sequences,
                 plan.total_tokens,
                 sum([n for n in plan.num_tokens if n > 1]),
                 usage,
@@ -120,11 +121,12 @@ class Recorder:
                 outcome.swap_in_s,
                 host_blocks,
                 outcome.load_s,
+                outcome.store_s,
                 plan.admission_estimate,
             )
         )
         self._serve(service, 1)
-        self.output_tokens += plan.num_sequences - outcome.tokens.count(-1)
+        self.output_tokens += num_sequences - outcome.tokens.count(-1)
         self._on_progress(self)
 
     def coasted(
@@ -146,12 +148,15 @@ class Recorder:
         self.output_tokens += first.batch * len(steps.ends)
         self._on_progress(self)
 
-    def _service(self, plan: Plan, outcome: Outcome) -> Counter[tuple[str, bool]]:
+    def _service(self, plan: Plan, outcome: Outcome) -> dict[tuple[str, bool], int]:
         """(client, whether generated or of a prompt) -> tokens."""
-        service = Counter() if plan.together is None else self._generated(plan.together, outcome.ended)
+        service: defaultdict[tuple[str, bool], int] = defaultdict(int)
+        if plan.together is not None:
+            service |= self._generated(plan.together, outcome.ended)
         for new in plan.admitted:
-            if new.request.id not in self.admitted_s:
-                service[new.request.client, False] += new.request.prompt_tokens
+            request = new.request
+            if request.id not in self.admitted_s:
+                service[request.client, False] += request.prompt_tokens
         for seq, token in zip(plan.batch, outcome.tokens, strict=True):
             if token >= 0:
                 made = 1
@@ -161,19 +166,22 @@ class Recorder:
                 service[seq.request.client, True] += made
         return service
 
-    def _generated(self, together: Together, ended: list[Sequence]) -> Counter[tuple[str, bool]]:
+    def _generated(self, together: Together, ended: list[Sequence]) -> dict[tuple[str, bool], int]:
         """A token for each of those that advance together, if they run; some end."""
+        clients = self._together
         if together.dissolved:
-            self._together.clear()
-        self._together.update([seq.request.client for seq in together.joined])
-        made = Counter({(client, True): n for client, n in self._together.items() if n and together.count})
-        self._together.subtract([seq.request.client for seq in ended])
+            clients.clear()
+        for seq in together.joined:
+            clients[seq.request.client] += 1
+        made = {(client, True): n for client, n in clients.items() if n} if together.count else {}
+        for seq in ended:
+            clients[seq.request.client] -= 1
         return made
 
-    def _serve(self, service: Counter[tuple[str, bool]], steps: int) -> None:
+    def _serve(self, service: dict[tuple[str, bool], int], steps: int) -> None:
         if len(self._waiting) < 2:
             return
-        served = {client: (service[client, False], service[client, True]) for client, _ in service}
+        served = {client: (service.get((client, False), 0), service.get((client, True), 0)) for client, _ in service}
         backlogged = frozenset(client for client, count in self._waiting.items() if count)
         self.service.append(Service(steps, served, backlogged))
 

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import isnan, nan
+from struct import Struct
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -21,7 +22,7 @@ class Step(NamedTuple):
     `prefill_tokens` belong to sequences fed more than one. usage: the split of the slots while the step ran.
     sharing: what sharing saved of them. copies: blocks copied before the step, in copy_s seconds of it; swapped_out and
     swapped_in: blocks moved to the host and back. host_blocks: in use there, what the step moves included. load_s:
-    seconds in which blocks came up from tiers.
+    seconds in which blocks came up from tiers; store_s: in which it waited for blocks that went down.
     admission_estimate: as in Plan.
     """
 
@@ -43,6 +44,7 @@ class Step(NamedTuple):
     swap_in_s: float = 0.0
     host_blocks: int = 0
     load_s: float = 0.0
+    store_s: float = 0.0
     admission_estimate: float | None = None
 
 
@@ -53,7 +55,7 @@ COLUMNS = tuple(
     for name in ([f"{field}.{part}" for part in _NESTED[field]._fields] if field in _NESTED else [field])
 )
 _PLACES = {name: place for place, name in enumerate(COLUMNS)}
-_MANY = 1 << 16
+_PACK = Struct(f"{len(COLUMNS)}d").pack
 _USAGE, _SHARING = Step._fields.index("usage"), Step._fields.index("sharing")
 
 
@@ -66,8 +68,7 @@ class Timeline(Sequence[Step]):
     """
 
     def __init__(self) -> None:
-        self._records = array("d")  # COLUMNS of each
-        self._latest: list[float] = []  # records that are not in the array yet: many at a time are faster
+        self._records = bytearray()  # COLUMNS of each, float64
         self._firsts = array("q")  # its first step
         self._ends = array("d")  # of every step
         self._grown = array("q")  # of every step: blocks since the first step of its record
@@ -84,31 +85,21 @@ class Timeline(Sequence[Step]):
         the first are in it already; the list is used up. promises: whether each token takes a slot that had been
         promised to nobody."""
         self._add(first)
-        self._ends.extend(array("d", ends))
+        self._ends.fromlist(ends)
         grown[0] = 0
-        self._grown.extend(array("q", list(accumulate(grown))))
+        self._grown.fromlist(list(accumulate(grown)) if len(grown) > 1 else grown)
         self._block_size, self._promises = block_size, promises
 
     def _add(self, step: Step) -> None:
         self._firsts.append(len(self._ends))
         values: Any = step
-        self._latest += values[:_USAGE]
-        self._latest += values[_USAGE]
-        self._latest += values[_USAGE + 1 : _SHARING]
-        self._latest += values[_SHARING]
-        self._latest += values[_SHARING + 1 : -1]
-        self._latest.append(nan if step.admission_estimate is None else step.admission_estimate)
-        if len(self._latest) > _MANY:
-            self._store()
-
-    def _store(self) -> None:
-        self._records.extend(array("d", self._latest))
-        self._latest.clear()
+        estimate = nan if step.admission_estimate is None else step.admission_estimate
+        between, after = values[_USAGE + 1 : _SHARING], values[_SHARING + 1 : -1]
+        self._records += _PACK(*values[:_USAGE], *values[_USAGE], *between, *values[_SHARING], *after, estimate)
 
     def column(self, name: str) -> np.ndarray:
         """float64 [steps] of seconds and of admission_estimate (NaN: none), bool of memory_blocked, int64 of counts: a
         name of COLUMNS."""
-        self._store()
         records = np.frombuffer(self._records).reshape(-1, len(COLUMNS))[:, _PLACES[name]]
         ends = np.array(self._ends)
         if name == "end_s":
@@ -121,7 +112,7 @@ class Timeline(Sequence[Step]):
             begins[np.array(self._firsts)] = True
             values[1:] = np.where(begins[1:], values[1:], ends[:-1])
             return values
-        if name in ("copy_s", "swap_out_s", "swap_in_s", "load_s", "admission_estimate"):
+        if name in ("copy_s", "swap_out_s", "swap_in_s", "load_s", "store_s", "admission_estimate"):
             return values
         if name == "memory_blocked":
             return values.astype(bool)
@@ -165,12 +156,12 @@ class Timeline(Sequence[Step]):
         if isinstance(index, slice):
             return list(self)[index]
         place = range(len(self))[index]
-        self._store()
         record = bisect_right(self._firsts, place) - 1
         one = Timeline()
         one._block_size, one._promises = self._block_size, self._promises
         first = self._firsts[record]
-        one._records = self._records[record * len(COLUMNS) : (record + 1) * len(COLUMNS)]
+        size = 8 * len(COLUMNS)
+        one._records = self._records[record * size : (record + 1) * size]
         one._firsts.append(0)
         one._ends, one._grown = self._ends[first : place + 1], self._grown[first : place + 1]
         return list(one)[-1]

@@ -75,7 +75,8 @@ class Cohort:
             times = seq.token_s = Stamps(self._times, times)
         member = _Member(seq, len(self._times), output, times)
         self._members[seq.id] = member
-        self.kept(seq, kept)
+        if not kept:
+            self._asking[seq.id] = member
         self._joined.append(seq)
         self._await_full(member, len(self._allocator.holdings[seq.id].table), seq.computed)
 
@@ -122,7 +123,8 @@ class Cohort:
 
     def coasted(self, steps: Coasted) -> list[Sequence]:
         """These steps were taken; they are counted by the allocator. Returns who is to be looked at, as `took`."""
-        self._times.extend(steps.ends[:-1])
+        if len(steps.ends) > 1:
+            self._times.fromlist(steps.ends[:-1])
         return self.took(steps.ends[-1], steps.ended)
 
     @property
@@ -151,7 +153,9 @@ class Cohort:
         for seq in ended:
             self._asking.pop(seq.id, None)
             self._left(self._members.pop(seq.id))
-        return [member.seq for member in sorted(members, key=self._rank)]
+        if len(members) > 1:
+            members.sort(key=self._rank)
+        return [member.seq for member in members]
 
     def settle(self) -> None:
         """Bring every member up to date; all stay."""
@@ -224,12 +228,11 @@ class Cohort:
         self._full.clear()
 
     def _settle(self, member: _Member) -> None:
-        steps = len(self._times) - member.since
-        if steps == 0:
+        now, since, seq = len(self._times), member.since, member.seq
+        if now == since:
             return
-        seq = member.seq
-        seq.computed += steps
-        member.output.more(steps)
-        member.times.stretch(member.since, len(self._times))
-        member.since += steps
+        seq.computed += now - since
+        member.output.more(now - since)
+        member.times.stretch(since, now)
+        member.since = now
         self._allocator.catch_up(seq.id, seq.computed)

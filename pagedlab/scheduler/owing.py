@@ -38,8 +38,7 @@ class OwingCohort(Cohort):
 
     def _give_blocks(self, plan: Plan) -> int:
         owed = self._num_full()
-        self._allocator.fill(len(self._members))
-        self._allocator.owe(owed)
+        self._allocator.fill(len(self._members), owed)
         return owed
 
     def _await_full(self, member: _Member, blocks: int, computed: int) -> None:

@@ -91,20 +91,20 @@ class Scheduler:
 
         max_tokens is cut to what max_model_len leaves, as servers do: generation then ends with "length".
         """
-        limit = self.allocator.max_model_len
-        room = limit - request.prompt_tokens + 1  # the last token is never fed, so needs no place
+        limit, prompt_tokens, width = self.allocator.max_model_len, request.prompt_tokens, request.width
+        room = limit - prompt_tokens + 1  # the last token is never fed, so needs no place
         if 1 <= room < request.max_tokens:
             request = replace(request, max_tokens=room)
-        group = self._group(request)
+        group = self._group(request) if width > 1 else None
         seq = group.trunk if group else Sequence(request)
-        if request.prompt_tokens < 1 or request.max_tokens < 1:
+        if prompt_tokens < 1 or request.max_tokens < 1:
             seq.refusal = (
                 f"request {request.id} has {request.prompt_tokens} prompt and {request.max_tokens} new tokens, "
                 "expected at least 1 of each"
             )
         elif room < 1:
             seq.refusal = f"request {request.id} has {request.prompt_tokens} prompt tokens, max_model_len is {limit}"
-        elif request.width > min(self.max_num_seqs, self.batching.max_tokens):
+        elif width > min(self.max_num_seqs, self.batching.max_tokens):
             seq.refusal = (
                 f"request {request.id} runs {request.width} sequences side by side, max_num_seqs is "
                 f"{self.max_num_seqs} and max_num_batched_tokens {self.batching.max_tokens}"
@@ -120,9 +120,7 @@ class Scheduler:
                 self._groups[seq.id] = group
         return seq
 
-    def _group(self, request: Request) -> Group | None:
-        if request.width == 1:
-            return None
+    def _group(self, request: Request) -> Group:
         return BeamSearch(request) if request.sampling.beam_width > 1 else Samples(request)
 
     def abort(self, seq: Sequence) -> None:
@@ -155,13 +153,15 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Sequences that run: of a request, its trunk or its branches."""
-        trunks = [group.trunk for group in self._groups.values()] if self._groups else ()
+        if not self._groups:
+            return len(self.running)
+        trunks = [group.trunk for group in self._groups.values()]
         branches = sum([trunk.num_feeding - 1 for trunk in trunks if trunk.status is Status.RUNNING])
         return len(self.running) + branches
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or len(self.order))
+        return bool(self.running) or len(self.order) > 0
 
     # ---- one step ---------------------------------------------------------------------------------------------
 
@@ -169,14 +169,16 @@ class Scheduler:
         """Decide the next step, at `now` seconds. An empty batch means that nothing can run."""
         self.allocator.time(now)
         self.order.time(now)
-        plan = Plan(released=self._released, forked=self._forked, copies=self._copies)
+        plan = Plan(self._released, self._forked, copies=self._copies)
         self._released, self._forked, self._copies = [], [], []
         plan.admission_estimate = self.admission.estimate
         self.batching.fill(plan, self)
-        ran_out = any(record.reason == RAN_OUT for record in plan.preempted)
-        self._blocked = self._head_lacks_blocks()
-        self._stuck = self._blocked or self._head_lacks_rows()
+        ran_out = bool(plan.preempted) and any(record.reason == RAN_OUT for record in plan.preempted)
+        waits = len(self.order) > 0
+        self._blocked = waits and self._head_lacks_blocks()
+        self._stuck = waits and (self._blocked or self._head_lacks_rows())
         plan.memory_blocked = ran_out or self._blocked
+        plan.stores = self.allocator.stored()
         self.admission.planned(self.running, ran_out)
         if self._cohort is not None:
             self._cohort.tell(plan)
@@ -241,11 +243,13 @@ class Scheduler:
         before anybody arrives or ends, may be taken; `coasted` must be told. None: `schedule` the next one.
         """
         cohort = self._cohort
-        if cohort is None or not self._skips or (len(self.order) and (not self._stuck or self.allocator.caches)):
+        if cohort is None or not self._skips:
             return None
-        until = min(policy.next_wakeup(now) for policy in self._policies)
-        grown = cohort.coasting(self.batching.max_tokens) if until > now else None
-        return (cohort.tell_now(), grown, until) if grown is not None else None
+        if len(self.order) and (not self._stuck or self.allocator.caches):
+            return None
+        grown = cohort.coasting(self.batching.max_tokens)
+        until = min([policy.next_wakeup(now) for policy in self._policies]) if grown is not None else now
+        return (cohort.tell_now(), grown, until) if grown is not None and until > now else None
 
     @property
     def memory_blocked(self) -> bool:
@@ -335,6 +339,8 @@ class Scheduler:
     def prefilling(self) -> list[Sequence]:
         """Running requests in the middle of their prompt, or of what they generated before a preemption."""
         running = self.running if self._cohort is None else self._cohort.apart.values()
+        if not running:
+            return []
         return [seq for seq in running if (seq.pending if seq.forked else seq.to_compute) > 1]
 
     def prefill(self, plan: Plan, seq: Sequence, budget: int) -> int:
@@ -409,10 +415,8 @@ class Scheduler:
         on the device while it takes up the host's. Not where the order is preemptive: it would stand in the way of
         those for whom it yielded.
         """
-        seq = self._next()
-        if seq is None:
-            return None
-        if plan.preempted or not fits(seq):
+        seq = self._next() if len(self.order) else None
+        if seq is None or plan.preempted or not fits(seq):
             return None
         if not self._may_enter(seq) and not (self.preemptive and self._outrank(plan, seq)):
             return None
@@ -433,13 +437,14 @@ class Scheduler:
         if self._cohort is not None:
             self._cohort.admitted(seq)
         plan.admitted.append(Admitted(seq.row, seq.request, seq.token_ids(), grant.table, grant.filled))
-        plan.copies += [Copy(seq.row, *pair) for pair in grant.copies]
-        plan.loads += [Load(seq.id, *load) for load in grant.loads]
+        if grant.copies or grant.loads:
+            plan.copies += [Copy(seq.row, *pair) for pair in grant.copies]
+            plan.loads += [Load(seq.id, *load) for load in grant.loads]
         return seq
 
     def _head_lacks_rows(self) -> bool:
         head = self._next()
-        return head is not None and len(self._rows) < len(head.parts)
+        return head is not None and len(self._rows) < head.num_parts
 
     def _next(self) -> Sequence | None:
         if self._swapped and not self.preemptive:
@@ -473,8 +478,8 @@ class Scheduler:
 
     def _may_enter(self, seq: Sequence, without: Seq[Sequence] = ()) -> bool:
         """Whether there are rows and blocks for a waiting request, were those `without` not running."""
-        rows = len(self._rows) + sum(len(other.parts) for other in without)
-        if rows < len(seq.parts):
+        rows = len(self._rows) + sum([len(other.parts) for other in without])
+        if rows < seq.num_parts:
             return False
         if not without:
             return self.admission.allows(seq, self.running)
@@ -502,7 +507,7 @@ class Scheduler:
         """Whether the next in line would be refused its blocks, asked once the step is planned: with its tokens spent a
         step may not have looked at the queue."""
         head = self._next()
-        if head is None or len(self._rows) < len(head.parts) or not self.admission.refuses_for_memory:
+        if head is None or len(self._rows) < head.num_parts or not self.admission.refuses_for_memory:
             return False
         return not self.admission.allows(head, self.running)
 
@@ -550,10 +555,12 @@ class Scheduler:
         """These sequences of a request have ended, or are dropped, and give everything back."""
         self._stuck = False
         self._count_unused(request, parts)
+        allocator = self.allocator
         for part in parts:
-            self.allocator.settle(_holder(request, part))
-            self.allocator.release(part.key)
-            self._high_water.pop(part.key, None)
+            key = part.key
+            allocator.settle(_holder(request, part))
+            allocator.release(key)
+            self._high_water.pop(key, None)
         rows = self._vacate(parts)
         self._released += rows
         if self._forked or self._copies:

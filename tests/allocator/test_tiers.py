@@ -29,9 +29,23 @@ def tier(name, capacity, eviction="lru"):
     return Tier(name, capacity, EVICTIONS[eviction](capacity, NameOnlySettings(eviction), 0))
 
 
-def served(requests, blocks, host, disk, kept_by="lru", skip=True, max_num_seqs=4, audit=1, **choices):
-    """host, disk: capacities in blocks; 0 is none."""
-    executor = SimulatedExecutor(cost_model(block_size=BLOCK), blocks, VOCAB, num_host_blocks=blocks, tiers=PRICES)
+def served(
+    requests,
+    blocks,
+    host,
+    disk,
+    kept_by="lru",
+    skip=True,
+    max_num_seqs=4,
+    audit=1,
+    store="free",
+    prices=None,
+    **choices,
+):
+    """host, disk: capacities in blocks; 0 is none. prices: of tiers, loaded from where that is cheaper than computing;
+    None: always, at PRICES."""
+    cost = cost_model(block_size=BLOCK)
+    executor = SimulatedExecutor(cost, blocks, VOCAB, False, blocks, prices or PRICES, store)
     scheduler = make_scheduler(
         blocks,
         BLOCK,
@@ -43,6 +57,7 @@ def served(requests, blocks, host, disk, kept_by="lru", skip=True, max_num_seqs=
     )
     levels = [tier(name, size, kept_by) for name, size in (("host", host), ("disk", disk)) if size]
     scheduler.allocator.prefixes.tiers = Tiers(levels)
+    scheduler.allocator.prefixes.worth = executor.worth_loading if prices else None
     recorder = Recorder()
     assert serve(requests, scheduler, executor, recorder, audit_every=audit)
     return recorder, scheduler.allocator
@@ -182,6 +197,34 @@ def test_a_hit_costs_latency_and_bytes_by_bandwidth_each_tier_once_a_request():
     h = cost_model(block_size=BLOCK).hardware
     assert h.host_block_us == 0 or up.end_s - up.start_s > step.end_s - step.start_s
     assert up.end_s - up.start_s == pytest.approx(step.end_s - step.start_s + price, rel=1e-3)
+
+
+def test_what_goes_down_is_written_beside_the_step_or_first_or_for_nothing():
+    requests = [chain(i, 100 * i, arrival=10.0 * i) for i in range(3)]  # the second and third push down two blocks each
+    kept = {store: served(requests, 3, 9, 0, store=store)[0] for store in ("free", "beside", "first")}
+    block = cost_model(block_size=BLOCK).block_bytes
+    price = 50e-6 + 2 * block / 2e9
+    of = {store: [s.end_s - s.start_s for s in recorder.steps if s.batch] for store, recorder in kept.items()}
+    assert [s.store_s for s in kept["first"].steps if s.batch] == [0.0, pytest.approx(price), pytest.approx(price)]
+    assert of["first"] == pytest.approx([a + b for a, b in zip(of["free"], (0.0, price, price), strict=True)])
+    assert of["beside"] == pytest.approx([of["free"][0], *(max(a, price) for a in of["free"][1:])])
+    assert not any(s.store_s for s in kept["free"].steps)
+    summary = summarize(kept["first"], 3, BLOCK, "completed")
+    assert summary["tier_store_s"] == pytest.approx(2 * price)
+
+
+@pytest.mark.parametrize(
+    ("host_gb_s", "disk_gb_s", "hits"), [(1e6, 1e6, (4, 4)), (1e6, 1e-6, (4, 0)), (1e-6, 1e6, (0, 0))]
+)
+def test_what_is_cheaper_to_compute_is_not_brought_up(host_gb_s, disk_gb_s, hits):
+    """The third finds its first block on the host and its second on the disk."""
+    requests = [chain(i, 100 * (i % 2), arrival=10.0 * i) for i in range(3)]
+    prices = {"host": TierSettings(1.0, host_gb_s, 0.0, "lru"), "disk": TierSettings(1.0, disk_gb_s, 0.0, "lru")}
+    recorder, _ = served(requests, 3, 1, 1, prices=prices)
+    summary = summarize(recorder, 3, BLOCK, "completed")
+    assert (summary["tier_hit_tokens"]["host"], summary["tier_hit_tokens"]["disk"]) == hits
+    assert [s.computed for s in recorder.sequences] == [9] * 3
+    assert summary["computed_tokens"] == 27 - sum(hits)
 
 
 def facts(recorder):

@@ -11,7 +11,7 @@ RUN += ["prefix_cache=hash_chain", "kv_num_blocks=64", "workload.think.mean_s=1"
 
 
 def test_replicas_behind_a_router_with_tiers_below_each(tmp_path):
-    words = [*RUN, "replicas=2", "router=prefix_aware", "tiers.host.gib=0.1", "tiers.disk.gib=1"]
+    words = [*RUN, "replicas=2", "router=prefix_aware", "tiers.host.gib=0.1", "tiers.disk.gib=1", "tiers.load=always"]
     done = call(*words, f"hydra.run.dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert "KV cache: each of 2 replicas, 64 blocks" in done.stdout

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedlab.allocator.fresh_pool import FreshPool
 from pagedlab.allocator.pool import BlockPool
+from pagedlab.allocator.stack_pool import StackPool
 from pagedlab.core.request import Status
 from pagedlab.engine import serve
 from pagedlab.executor.simulated import SimulatedExecutor
@@ -51,7 +51,7 @@ def served(requests, skip, blocks, overlap, audit, **choices):
         foretold=executor.foretold,
         skip=skip,
         host_blocks=blocks // 2,
-        pool=FreshPool if fresh else BlockPool,
+        pool=StackPool if fresh else BlockPool,
         **choices,
     )
     a = scheduler.allocator

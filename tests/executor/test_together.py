@@ -165,8 +165,8 @@ FAULTS = {
     "times_are_those_of_all_steps": (
         Cohort,
         "_settle",
-        "stretch(member.since, len(self._times))",
-        "stretch(member.since - 1, len(self._times) - 1)",
+        "stretch(since, now)",
+        "stretch(since - 1, now - 1)",
     ),
     "an_end_is_not_settled": (Cohort, "took", "self._settle(member)", "pass"),
     "nobody_is_told_of_the_end_of_it": (Cohort, "dissolve", "[], True", "[], False"),

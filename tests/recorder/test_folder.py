@@ -94,6 +94,7 @@ TIMELINE = {
     "swap_in_s": S,
     "host_blocks": I32,
     "load_s": S,
+    "store_s": S,
     "admission_estimate": S,
     "preemptions": I64,
 }
@@ -332,7 +333,7 @@ def test_rows_of_the_timeline_of_e43_and_its_event():
     rows = timeline_table(recorder).to_pylist()
     common = {"kv_reserved": 0, "kv_internal": 0, "kv_cached_idle": 0, "blocks_saved": 0, "blocks_copied": 0}
     common |= {"blocks_swapped_out": 0, "blocks_swapped_in": 0, "swap_out_s": 0.0, "swap_in_s": 0.0, "host_blocks": 0}
-    common |= {"copy_s": 0.0, "load_s": 0.0, "replica": 0, "admission_estimate": None}
+    common |= {"copy_s": 0.0, "load_s": 0.0, "store_s": 0.0, "replica": 0, "admission_estimate": None}
     common |= {"prefix_host_hit_tokens": 0, "prefix_disk_hit_tokens": 0}
     common |= dict.fromkeys(("prefix_queried_tokens", "prefix_hit_tokens", "prefix_evicted_blocks"), 0)
     assert rows[0] == common | {

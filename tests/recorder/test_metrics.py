@@ -491,10 +491,10 @@ def test_gaps_are_those_of_each_sequence_alone_also_where_steps_are_shared():
             seq.token_s.stretch(number + 20, number + 21)
         seqs.append(seq)
         alone += np.diff(np.array(list(seq.token_s))).tolist()
-    values, counts = metrics._gaps(seqs)
+    values, counts = metrics.Gaps(seqs).counted()
     assert sorted(np.repeat(values, counts)) == pytest.approx(sorted(alone), abs=1e-15)
     assert metrics.spread(values, counts) == pytest.approx(metrics.spread(alone), rel=1e-12)
-    assert metrics.spread(*metrics._gaps([])) == dict.fromkeys(("mean", "p50", "p90", "p99"))
+    assert metrics.spread(*metrics.Gaps([]).counted()) == dict.fromkeys(("mean", "p50", "p90", "p99"))
 
 
 # ---- sharing ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import pytest
 
 from pagedlab.core.request import Status
 from pagedlab.recorder.folder import requests_table
-from pagedlab.recorder.metrics import Slo, longest_gaps, summarize, waits
+from pagedlab.recorder.metrics import Gaps, Slo, summarize, waits
 from tests.lab import request
 from tests.recorder.served import served
 
@@ -64,7 +64,7 @@ def test_waits_by_the_size_of_the_prompt():
 def test_e43_the_stall_of_the_victim_and_how_often_who_was_preempted():
     """The younger has tokens at the seconds 1, 2, 3, is preempted, and gets its next at 19."""
     recorder, summary = served([request(14, 18, id=0), request(14, 18, id=1)], 8)
-    assert longest_gaps(recorder.sequences).tolist() == [1.0, 16.0]
+    assert Gaps(recorder.sequences).longest().tolist() == [1.0, 16.0]
     assert (summary["max_itl_s"]["mean"], summary["max_itl_s"]["p50"]) == (8.5, 8.5)
     assert summary["preempted_requests"] == 1
     assert (summary["preemptions_per_request"]["mean"], summary["preemptions_per_request"]["max"]) == (0.5, 1)
