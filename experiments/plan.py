@@ -20,7 +20,7 @@ def main() -> int:
 
 
 def plan(interrupts: Interrupts) -> int:
-    """0 when every job can run, 2 when one cannot."""
+    """0 when every job can run, 2 when one cannot and is not left out."""
     from pagedlab.launch import EXIT_USAGE, Job, launch, say
     from pagedlab.plan import plans
 
@@ -36,7 +36,8 @@ def plan(interrupts: Interrupts) -> int:
     _print(found)
     if not all(job.composes for job in found.jobs):
         say("error: Hydra composes every job before the first runs: a sweep with one that it cannot is refused whole")
-    return EXIT_USAGE if any(job.refusal for job in found.jobs) else 0
+    tried = [job for job in found.jobs if not (found.skips and job.composes)]
+    return EXIT_USAGE if any(job.refusal for job in tried) else 0
 
 
 def _print(plan: Plan) -> None:
@@ -49,7 +50,8 @@ def _print(plan: Plan) -> None:
     if len(plan.jobs) > _MOST_ROWS:
         out.print(f"... and {len(plan.jobs) - _MOST_ROWS} jobs more", highlight=False)
     count = {state: sum(job.state == state for job in plan.jobs) for state in (TO_RUN, CACHED, REFUSED)}
-    print(f"{len(plan.jobs)} jobs: {', '.join(f'{number} {state}' for state, number in count.items())}")
+    left_out = " and left out" if plan.skips and count[REFUSED] else ""
+    print(f"{len(plan.jobs)} jobs: {', '.join(f'{number} {state}' for state, number in count.items())}{left_out}")
     estimate = _time(plan.estimate_s) if count[TO_RUN] else "0 s"
     print(f"estimated time with jobs={plan.at_once}: {estimate}")
     print(f"sweep folder: {plan.folder}")

@@ -13,6 +13,7 @@ COMMANDS = {
     "ablate": "what an axis of a sweep does: effects, interactions, the best settings, tables and plots",
     "report": "a run or a sweep on one HTML page that opens offline",
     "trace": "a run as a trace for Perfetto: steps, copies, preemptions, requests by phase",
+    "publish": "curated results as a versioned artifact of W&B",
     "dashboard": "the panels of a W&B project, saved there or written to a file",
     "replay": "replay a trace through eviction policies alone: hit ratio by policy and capacity, with bounds",
     "paper": "the figures of the PagedAttention paper, in simulation, beside the published values",

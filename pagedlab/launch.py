@@ -63,9 +63,11 @@ class Job:
 
 @dataclass(slots=True)
 class Launch:
-    """What a launch did: its jobs in order and the exit code so far. seconds: that it took in all."""
+    """What a launch did: its jobs in order and the exit code so far. left_out: how many more its sweep had that are
+    refused. seconds: that it took in all."""
 
     jobs: list[Job] = field(default_factory=list)
+    left_out: int = 0
     exit_code: int = 0
     seconds: float = 0.0
 
@@ -103,7 +105,7 @@ def launch(
         done.exit_code = EXIT_USAGE
     for sweep in begun:  # Hydra's own copy of the command line, with secrets in clear
         (sweep / "multirun.yaml").unlink(missing_ok=True)
-    if begun and not done.jobs:
+    if begun and not done.jobs and not done.left_out:
         _collect(begun[0], done)
     done.seconds = time.monotonic() - started
     return done

@@ -24,13 +24,26 @@ from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from pagedlab.core.errors import ConfigError
+from pagedlab.config import load_settings
+from pagedlab.core.errors import ConfigError, PagedlabError
 from pagedlab.interrupts import Interrupted
-from pagedlab.launch import EXIT_FAULT, Job, JobTask, answer_of, check_subdir, finished_before, say, swept_of, worse
+from pagedlab.launch import (
+    EXIT_FAULT,
+    Job,
+    JobTask,
+    Launch,
+    answer_of,
+    check_subdir,
+    finished_before,
+    say,
+    swept_of,
+    worse,
+)
 from pagedlab.recorder.redact import redact_argv
 from pagedlab.sweep.axes import axes_of
 from pagedlab.sweep.folder import alone
 from pagedlab.sweep.record import FAILED, INTERRUPTED, RUNNING, Record, read_record, write_record
+from pagedlab.sweep.timing import check_job
 
 _POLL_S = 0.1
 _GRACE_S = 10.0  # for a job that was told to end: to finish its step and write what it has
@@ -55,6 +68,8 @@ def launch_jobs(
         # Hydra's own copy of the command line, with secrets in clear; a job's config.yaml has them redacted.
         (sweep / "multirun.yaml").unlink(missing_ok=True)
         composed = _compose(context, config, job_overrides, first)
+        if config.get("skip_refused", False):
+            composed = _accepted(composed, task.launched)
         if jobs == 1 and timeout_s is None:
             return _one_by_one(context, task, composed, bool(config.get("fail_fast", False)))
         axes = axes_of([swept_of(overrides) for overrides in job_overrides])
@@ -69,6 +84,29 @@ def _compose(
         with open_dict(composed):
             composed.hydra.job.id, composed.hydra.job.num = number, number
         yield composed
+
+
+def _accepted(composed: Iterator[DictConfig], launched: Launch) -> Iterator[DictConfig]:
+    """Those whose config is not refused; ConfigError at the end if it was that of every one."""
+    accepted, refusal = False, None
+    for config in composed:
+        try:
+            check_job(load_settings(_without_hydra(config)), "pool", of_a_sweep=True)
+        except PagedlabError as error:
+            refusal = refusal or error
+            launched.left_out += 1
+        else:
+            accepted = True
+            yield config
+    if refusal and not accepted:
+        raise ConfigError(f"skip_refused=true leaves no job: {refusal}")
+
+
+def _without_hydra(config: DictConfig) -> DictConfig:
+    alone = config.copy()
+    with open_dict(alone):
+        del alone["hydra"]
+    return alone
 
 
 def _one_by_one(
@@ -149,10 +187,7 @@ class Pool:
         folder = Path(str(OmegaConf.select(config, "hydra.sweep.dir"))).resolve()
         HydraConfig.instance().set_config(config)
         key = str(OmegaConf.select(config, "hydra.sweep.subdir"))
-        alone = config.copy()
-        with open_dict(alone):
-            del alone["hydra"]
-        return Job(alone, folder / key, swept_of(config.hydra.overrides.task), folder, launcher="pool")
+        return Job(_without_hydra(config), folder / key, swept_of(config.hydra.overrides.task), folder, launcher="pool")
 
     def _start(self, job: Job, config: DictConfig) -> None:
         self.task.launched.jobs.append(job)

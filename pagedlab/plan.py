@@ -20,7 +20,7 @@ from pagedlab.core.errors import PagedlabError
 from pagedlab.launch import one_line, swept_of
 from pagedlab.recorder.files import holds_completed_run
 from pagedlab.sweep.record import Record, read_record
-from pagedlab.sweep.timing import check_timing
+from pagedlab.sweep.timing import check_job
 
 SWEEPS = Path("results/sweeps")
 _MOST_RECORDS = 2000  # of sweeps before: the latest
@@ -51,6 +51,8 @@ class Plan:
     folder: Path
     jobs: list[Planned]
     at_once: int
+    skips: bool
+    """Whether the refused are left out instead of tried."""
 
     @property
     def estimate_s(self) -> float | None:
@@ -75,7 +77,7 @@ def plan_jobs(loader: ConfigLoader, config: DictConfig, words: list[str]) -> Non
     for job in jobs:
         if job.state == TO_RUN:
             job.estimate_s = estimate(job.swept, records)
-    plans.append(Plan(folder, jobs, config.get("jobs", 1)))
+    plans.append(Plan(folder, jobs, config.get("jobs", 1), bool(config.get("skip_refused", False))))
 
 
 def _planned(loader: ConfigLoader, master: DictConfig, folder: Path, combination: list[str]) -> Planned:
@@ -91,7 +93,7 @@ def _planned(loader: ConfigLoader, master: DictConfig, folder: Path, combination
         del composed["hydra"]
     try:
         settings = load_settings(composed)
-        check_timing(settings, launcher)
+        check_job(settings, launcher, of_a_sweep=True)
     except PagedlabError as error:
         job.refusal = str(error)
         return job

@@ -591,8 +591,9 @@ class Settings:
     in `pagedlab report`; steps are then taken one by one. seeds: run once for each of them, from a cold cache each
     time, instead of once for `seed`.
 
-    Of a sweep: resume skips what its folder holds finished; fail_fast stops at the first failure; jobs of them run at
-    once, none for longer than job_timeout_s; allow_parallel_timing lets them measure by the wall clock all the same.
+    Of a sweep: resume skips what its folder holds finished; skip_refused leaves out combinations whose config is
+    refused; fail_fast stops at the first failure; jobs of them run at once, none for longer than job_timeout_s;
+    allow_parallel_timing lets them measure by the wall clock all the same.
     objectives: numbers of the summary (`ttft_s.p99`) that a search is told.
     """
 
@@ -624,6 +625,7 @@ class Settings:
     system: SystemSettings
     seeds: Optional[list[int]] = None
     resume: bool = True
+    skip_refused: bool = False
     fail_fast: bool = False
     jobs: int = 1
     job_timeout_s: Optional[float] = None

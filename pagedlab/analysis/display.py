@@ -238,6 +238,11 @@ def replicas_table(s: dict[str, Any]) -> Table:
     return table
 
 
+def _count(number: float) -> str:
+    """A count, or the mean of counts over seeds."""
+    return str(number) if isinstance(number, int) else f"{number:.1f}"
+
+
 def verdict(s: dict[str, Any]) -> str:
     """One plain sentence: what the numbers mean."""
     if s["status"] != "completed":
@@ -259,10 +264,10 @@ def verdict(s: dict[str, Any]) -> str:
         )
     if s["preemptions"]:
         ran_out = s["preemptions"] - s["preemptions_outranked"]
-        text += f"; the pool ran out {ran_out} time{'' if ran_out == 1 else 's'}"
+        text += f"; the pool ran out {_count(ran_out)} time{'' if ran_out == 1 else 's'}"
         if s["preemptions_outranked"]:
-            text += f" and {s['preemptions_outranked']} requests yielded to others before them in the order"
-        text += f", which cost {s['recomputed_tokens']} tokens computed twice"
+            text += f" and {_count(s['preemptions_outranked'])} requests yielded to others before them in the order"
+        text += f", which cost {_count(s['recomputed_tokens'])} tokens computed twice"
         if s["swaps"]:
             moved = (s["swapped_out_bytes"] + s["swapped_in_bytes"]) / 2**20
             text += f" and {moved:.0f} MiB moved in {s['swap_out_s'] + s['swap_in_s']:.2f} s"

@@ -113,6 +113,22 @@ def axes_of(runs: Iterable[Run]) -> list[str]:
     return [key for key in differing if key in axes]
 
 
+def distinct_axes(runs: Iterable[Run], axes: Iterable[str]) -> list[str]:
+    """Of axes that tell the runs apart in the same way (two models, each with a hardware and a workload of its own) one
+    stands for all: a choice by name rather than a number, a plain name rather than a dotted one."""
+    runs, axes = list(runs), list(axes)
+    standing: dict[tuple[int, ...], str] = {}
+    for axis in sorted(axes, key=lambda axis: ("." in axis, not _is_choice(runs, axis))):
+        place: dict[str, int] = {}
+        split = tuple(place.setdefault(as_text(setting(run, axis)), len(place)) for run in runs)
+        standing.setdefault(split, axis)
+    return [axis for axis in axes if axis in standing.values()]
+
+
+def _is_choice(runs: list[Run], axis: str) -> bool:
+    return all(isinstance(setting(run, axis), str) for run in runs)
+
+
 def setting(run: Run, axis: str) -> Any:
     """The value of an axis, None where the run has no such setting."""
     return run.seed if axis == "seed" else run.config.get(axis)

@@ -17,7 +17,8 @@ LEVEL = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean, its 95 % interval, and the p-value of its being 0; None of fewer than MIN_VALUES values."""
+    """A mean, its 95 % interval, and the p-value of its being 0; None of fewer than MIN_VALUES values. An interval that
+    nothing bounds (of few values, most of them the same) is None too."""
 
     mean: float
     low: float | None = None
@@ -48,8 +49,10 @@ def estimate(values: Seq[float] | np.ndarray) -> Estimate:
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(errors > 1e-12 * error, off / errors, np.copysign(np.inf, off))
     low, high = np.quantile(t, (LEVEL / 2, 1 - LEVEL / 2), method="closest_observation")
-    extreme = int(np.count_nonzero(np.abs(t) >= abs(mean) / error))
-    return Estimate(mean, mean - float(high) * error, mean - float(low) * error, (1 + extreme) / (_RESAMPLES + 1))
+    p = (1 + int(np.count_nonzero(np.abs(t) >= abs(mean) / error))) / (_RESAMPLES + 1)
+    if not np.isfinite([low, high]).all():
+        return Estimate(mean, p=p)
+    return Estimate(mean, mean - float(high) * error, mean - float(low) * error, p)
 
 
 def holm(p_values: Seq[float]) -> list[float]:

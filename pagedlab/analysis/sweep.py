@@ -85,6 +85,8 @@ def own_time(launched: Launch) -> str:
     said += f"in {launched.seconds:.1f} s; the jobs took {sum(times):.1f} s"
     if times and not at_once:
         said += f", the rest is {(launched.seconds - sum(times)) / len(times):.3f} s a job"
+    if launched.left_out:
+        said += f"; {launched.left_out} more were left out, as their config is refused (`pagedlab plan` says why)"
     return said
 
 

@@ -27,6 +27,7 @@ _NO_PART = (
     "tracker",
     "progress",
     "resume",
+    "skip_refused",
     "fail_fast",
     "jobs",
     "job_timeout_s",

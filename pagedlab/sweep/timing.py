@@ -28,6 +28,7 @@ def check_alone(settings: Settings) -> None:
         f"jobs={settings.jobs}": settings.jobs != 1,
         f"job_timeout_s={settings.job_timeout_s}": settings.job_timeout_s is not None,
         "fail_fast=true": settings.fail_fast,
+        "skip_refused=true": settings.skip_refused,
     }
     for said, wrong in given.items():
         if wrong:
@@ -37,6 +38,9 @@ def check_alone(settings: Settings) -> None:
 def check_job(settings: Settings, launcher: str, of_a_sweep: bool) -> None:
     if of_a_sweep:
         check_timing(settings, launcher)
+        if settings.skip_refused and (launcher != "pool" or settings.objectives):
+            said = f"hydra/launcher={launcher}" if launcher != "pool" else "objectives"
+            raise ConfigError(f"skip_refused=true with {said}: every job is asked for, expected skip_refused=false")
     else:
         check_alone(settings)
 

@@ -42,10 +42,10 @@ class WandbTracker:
     def publish(self, run_dir: Path, name: str, group: str | None) -> None:
         # wandb falls back to the temporary folder when it cannot write here; this raises instead.
         (run_dir / "wandb").mkdir(exist_ok=True)
-        with _inside(run_dir):
+        with inside(run_dir):
             log_dir = self._write(run_dir, redact_text(name), self.settings.group or group)
         if self.settings.mode == "online":
-            _upload(run_dir, log_dir, self.settings.timeout_s)
+            upload(run_dir, log_dir, self.settings.timeout_s)
 
     def _write(self, run_dir: Path, name: str, group: str | None) -> Path:
         """Write the offline run and return its folder."""
@@ -64,7 +64,7 @@ class WandbTracker:
             tags=list(self.settings.tags),
             name=name,
             config=rundata.config(run_dir),
-            settings=_settings(self.settings.timeout_s),
+            settings=quiet_settings(self.settings.timeout_s),
         )
         # Not `with run`: that prints a traceback of its own.
         try:
@@ -77,11 +77,11 @@ class WandbTracker:
             raise
         run.finish()
         log_dir = Path(run.dir).parent
-        _check_written(log_dir)
+        check_written(log_dir)
         return log_dir
 
 
-def _settings(timeout_s: float) -> wandb.Settings:
+def quiet_settings(timeout_s: float) -> wandb.Settings:
     """For many short runs, and without what the run folder already holds: argv (it may carry secrets), the git
     remote, the machine, the console. `finish_timeout` bounds the wait for wandb's service, should that be stuck."""
     import wandb
@@ -148,7 +148,7 @@ def _memory_split(points: list[rundata.Row]) -> Any:
     )
 
 
-def _check_written(log_dir: Path) -> None:
+def check_written(log_dir: Path) -> None:
     """wandb's service keeps a full disk to itself; a file of our own does not."""
     probe = log_dir / "probe"
     try:
@@ -160,7 +160,7 @@ def _check_written(log_dir: Path) -> None:
 
 
 @contextmanager
-def _inside(run_dir: Path) -> Iterator[None]:
+def inside(run_dir: Path) -> Iterator[None]:
     """Keep wandb inside the run folder: else each table leaves a copy in the home directory, and a run that calls
     itself offline reports to wandb's maker at exit. What the user has set is left as it is."""
     # Not undone: wandb looks at it again at exit.
@@ -174,7 +174,7 @@ def _inside(run_dir: Path) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _upload(run_dir: Path, log_dir: Path, timeout_s: float) -> None:
+def upload(run_dir: Path, log_dir: Path, timeout_s: float) -> None:
     """Upload an offline run, or raise after `timeout_s` seconds at the latest.
 
     `run` kills the command on a timeout and on Ctrl-C; wandb's service then ends by itself within 0.2 s.

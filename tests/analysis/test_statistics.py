@@ -65,3 +65,10 @@ def test_the_front_is_what_no_other_point_dominates(points):
         return any(all(a <= b for a, b in zip(other, one, strict=True)) and other != one for other in points)
 
     assert pareto(points) == [not beaten(one) for one in points]
+
+
+def test_an_interval_that_nothing_bounds_is_none_and_not_infinite():
+    """Of five values of which four are the same, resamples of the four have no spread to measure by."""
+    found = estimate([5, 5, 5, 5, 6])
+    assert (found.mean, found.low, found.high) == (5.2, None, None)
+    assert 0 < found.p < 1

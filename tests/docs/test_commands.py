@@ -1,5 +1,7 @@
-"""Every command that README.md and docs/ show: what it says is accepted, and those about finished runs are executed."""
+"""Commands that README.md and docs/ show are executed, shortened where one would take minutes or a model's weights."""
 
+import json
+import os
 import re
 import shlex
 import sys
@@ -7,10 +9,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
 
 from pagedlab.cli import COMMANDS
-from pagedlab.config import load_settings
+from pagedlab.experiments.plan import plan
+from pagedlab.experiments.serve import serve
 from pagedlab.interrupts import Interrupts
 from tests.analysis.served_run import serve_run
 
@@ -39,21 +41,66 @@ def test_every_command_shown_exists_and_every_one_that_exists_is_shown():
     assert {words[0] for _, words in SHOWN} == set(COMMANDS) - {"bench_eviction"}
 
 
+# Where a command would take minutes, or a model's weights: what is said in its place. The first that fits counts.
+TINY = "model=tiny_llama model.optimize=none kernel=torch workload=synthetic workload.num_requests=3 "
+TINY += "workload.prompt.high=40 workload.output.high=6"
+SHORTER = [
+    ("+experiment=block_size", "workload.num_requests=2 workload.max_tokens=8 seeds=[0] +experiment/on=simulated_a100"),
+    ("seed=range(0,1000)", "seed=0,1"),
+    ("workload.path=AzureLLMInferenceTrace_conv.csv.gz", "workload.path=AZURE"),
+    ("workload.num_dialogues=400", "workload.num_dialogues=4"),
+    ("workload.num_dialogues=200", "workload.num_dialogues=4"),
+    ("workload=dialogues", "workload.num_dialogues=4"),
+    ("workload.multi_turn=true", "workload.num_requests=8"),
+    ("executor=simulated", "workload.num_requests=16"),
+    ("executor=fingerprint", "workload.num_requests=16"),
+    ("max_model_len=1024", f"max_model_len=512 {TINY}"),
+    # All that is left runs a real model: the smallest there is, which needs no weights.
+    ("serve", TINY),
+]
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2023-11-16 18:15:{second}.0000000,{100 + second},9\n" for second in range(10, 18)
+)
+
+
+def shortened(words, folder):
+    """The words of a command with what SHORTER says in the place of, or beside, its own."""
+    shorter = next(said for fits, said in SHORTER if fits in words)
+    given = dict.fromkeys(words[1:], None)
+    for word in shorter.split():
+        same = [own for own in given if own.lstrip("+").split("=")[0] == word.lstrip("+").split("=")[0]]
+        for own in same:
+            del given[own]
+        if not (same and word.startswith("model=")):
+            given[word.replace("AZURE", str(folder / "azure.csv"))] = None
+        elif same:
+            given[same[0]] = None  # a model of its own choice
+    kept = [word for word in given if not word.startswith("hydra.")]
+    where = "sweep" if "-m" in words or any(word.startswith("+experiment=") for word in words) else "run"
+    return [*kept, "progress=false", f"hydra.{where}.dir={folder / where}"]
+
+
 @pytest.mark.parametrize("words", SERVED, ids=named)
-def test_what_is_served_is_accepted(words):
-    """Every job of it composes, and its settings are checked as before a run."""
-    words = [word for word in words[1:] if not word.startswith(("-", "hydra."))]
-    axes = [
-        (word.split("=", 1)[0], word.split("=", 1)[1].split(",")) for word in words if "," in word and "[" not in word
-    ]
-    for place in range(max([len(values) for _, values in axes], default=1)):
-        chosen = {name: values[min(place, len(values) - 1)] for name, values in axes}
-        taken = [
-            f"{word.split('=')[0]}={chosen[word.split('=')[0]]}" if word.split("=")[0] in chosen else word
-            for word in words
-        ]
-        with initialize_config_module("pagedlab.conf", version_base="1.3"):
-            load_settings(compose("config", taken))
+def test_what_is_served_runs(words, tmp_path, monkeypatch, capsys):
+    """Every job of it, to its end."""
+    (tmp_path / "azure.csv").write_text(AZURE)
+    # Not what the user of this machine has calibrated.
+    monkeypatch.setattr("pagedlab.hardware.calibration.file.folder", lambda: tmp_path / "calibration")
+    monkeypatch.setattr(sys, "argv", ["serve", *shortened(words, tmp_path)])
+    monkeypatch.setitem(os.environ, "HYDRA_FULL_ERROR", "1")
+    interrupts = Interrupts()
+    assert serve(interrupts) == 0, capsys.readouterr().err
+    found = json.loads(next(iter(tmp_path.glob("*/summary.json"))).read_text())
+    assert found["status"] == "completed"
+    assert found.get("completed")
+
+
+@pytest.mark.parametrize("words", [words for _, words in SHOWN if words[0] == "plan"], ids=named)
+def test_what_is_planned_can_run(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [*words, f"hydra.sweep.dir={tmp_path / 'sweep'}"])
+    monkeypatch.setitem(os.environ, "HYDRA_FULL_ERROR", "1")
+    assert plan(Interrupts()) == 0, capsys.readouterr().err
+    assert ", 0 refused" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")

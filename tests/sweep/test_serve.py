@@ -187,6 +187,38 @@ def test_a_plan_of_what_hydra_refuses_names_the_job_and_says_what_becomes_of_the
     assert done.stderr.startswith("error: Hydra composes every job before the first runs")
 
 
+# ---- combinations that go not together ----------------------------------------------------------------------------
+
+
+def test_combinations_that_are_refused_can_be_left_out(tmp_path):
+    """Only `paged` gives blocks back: of the two allocators x two preemptions three go together."""
+    words = ["allocator=paged,reserve_max", "preemption=recompute,swap", "skip_refused=true", "max_model_len=256"]
+    words += [*QUICK, f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    planned = call(*words, name="plan")
+    assert planned.returncode == 0, planned.stderr
+    assert "4 jobs: 3 to run, 0 cached, 1 refused and left out" in planned.stdout
+    for at_once in ("jobs=1", "jobs=2"):
+        done = call("-m", *words, at_once)
+        assert done.returncode == 0, done.stderr
+        assert "; 1 more were left out, as their config is refused" in done.stdout
+        ran = [(row["allocator"], row["preemption"]) for row in summary(tmp_path / "sweep")["rows"]]
+        assert ran == [("paged", "recompute"), ("paged", "swap"), ("reserve_max", "recompute")]
+
+
+def test_a_sweep_of_which_nothing_is_left_is_refused(tmp_path):
+    done = call("-m", "block_size=998,999", "skip_refused=true", *QUICK, f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    line = "error: skip_refused=true leaves no job: block_size=998: expected at least 1 and at most 256\n"
+    assert (done.returncode, done.stderr) == (2, line)
+
+
+def test_what_is_left_out_is_known_here_alone(tmp_path):
+    done = call(*QUICK, "skip_refused=true", f"hydra.run.dir={tmp_path / 'run'}")
+    assert (done.returncode, done.stderr) == (2, "error: skip_refused=true: of a sweep, expected -m beside it\n")
+    done = call("-m", "seed=0,1", "skip_refused=true", "hydra/launcher=basic", *QUICK, f"hydra.sweep.dir={tmp_path}")
+    assert done.returncode == 2
+    assert "skip_refused=true with hydra/launcher=basic: every job is asked for" in done.stderr
+
+
 # ---- seeds --------------------------------------------------------------------------------------------------------
 
 

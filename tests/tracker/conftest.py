@@ -119,6 +119,7 @@ class Server:
         self.requests: list[str] = []
         self.runs: list[dict[str, Any]] = []  # the variables of every UpsertBucket
         self.views: list[dict[str, Any]] = []  # the variables of every UpsertView2
+        self.artifacts: list[dict[str, Any]] = []  # the input of every CreateArtifact
         self.history: list[dict[str, Any]] = []
         self.files: dict[str, bytes] = {}
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -155,6 +156,7 @@ class Server:
             names = variables["files"]
             return {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": [file(name) for name in names]}}
         if operation == "CreateArtifact":
+            self.artifacts.append(variables["input"])
             artifact = {"id": "a", "state": "PENDING", "artifactSequence": {"latestArtifact": None}}
             return {"createArtifact": {"artifact": artifact}}
         if operation == "CreateArtifactManifest":

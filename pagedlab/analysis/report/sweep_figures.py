@@ -16,6 +16,7 @@ from pagedlab.analysis.report.run_figures import HATCHES, KINDS, SHADES
 from pagedlab.analysis.runs import Run, as_text, setting
 
 _MOST_BARS = 40
+_MOST_LETTERS = 48  # of a label: a picture must have room beside it
 
 
 def memory_bars(runs: Seq[Run], axes_named: Seq[str]) -> Figure:
@@ -30,7 +31,7 @@ def memory_bars(runs: Seq[Run], axes_named: Seq[str]) -> Figure:
             look = {"color": SHADES[i], "hatch": HATCHES[i], "edgecolor": "#555555", "linewidth": 0.3}
             axes.barh(range(len(bars)), shares, left=left, label=label, **look)
             left += shares
-        axes.set_yticks(range(len(bars)), [key or "run" for key, _ in bars])
+        axes.set_yticks(range(len(bars)), [_short(key or "run", _MOST_LETTERS) for key, _ in bars])
         axes.invert_yaxis()
         axes.set(xlabel="share of the pool, %", xlim=(0, 100))
         figure.legend(loc="outside lower center", ncols=4, frameon=False)
@@ -69,7 +70,7 @@ def heat_maps(runs: Seq[Run], axes_named: Seq[str], metrics: Seq[Metric]) -> lis
 def _heat_map(runs: Seq[Run], down: str, across: str, metrics: Seq[Metric]) -> Figure:
     levels = [list(dict.fromkeys(as_text(setting(run, axis)) for run in runs)) for axis in (down, across)]
     with mpl.rc_context(STYLE):
-        height = 1.2 + 0.32 * len(levels[0])
+        height = 1.6 + 0.32 * len(levels[0])
         figure = Figure(figsize=(max(3.0, 1.4 + 0.62 * len(levels[1])) * len(metrics), height), layout="constrained")
         for place, metric in enumerate(metrics):
             axes = figure.add_subplot(1, len(metrics), place + 1)
@@ -84,8 +85,9 @@ def _heat_map(runs: Seq[Run], down: str, across: str, metrics: Seq[Metric]) -> F
                     ]
                     grid[row, column] = np.mean(values) if values else np.nan
             _draw_values(axes, grid, metric)
-            axes.set_xticks(range(len(levels[1])), levels[1], rotation=30)
-            axes.set_yticks(range(len(levels[0])), levels[0])
+            shown = [[_short(level, _MOST_LETTERS // 3) for level in named] for named in levels]
+            axes.set_xticks(range(len(levels[1])), shown[1], rotation=30)
+            axes.set_yticks(range(len(levels[0])), shown[0])
             axes.set(title=metric.label, xlabel=across, ylabel=down if place == 0 else "")
             axes.grid(False)
     return figure
@@ -102,6 +104,10 @@ def _draw_values(axes: Any, grid: np.ndarray, metric: Metric) -> None:
             colour = "white" if goodness[row, column] > 0.55 else "black"
             text = metric.text(float(value)).removesuffix(" %")
             axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
+
+
+def _short(label: str, letters: int) -> str:
+    return label if len(label) <= letters else label[: letters - 1] + "…"
 
 
 def _named(run: Run, axes_named: Seq[str]) -> str:

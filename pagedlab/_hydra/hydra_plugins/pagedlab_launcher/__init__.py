@@ -18,7 +18,11 @@ class PoolLauncher(Launcher):  # type: ignore[misc]
     """hydra/launcher=pool, which `pagedlab serve` has where no other is named."""
 
     def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
+        from pagedlab.sweep.compose import ComposedOnce
+
         self._context, self._task, self._config = hydra_context, task_function, config
+        loader = hydra_context.config_loader
+        loader.load_sweep_config = ComposedOnce(loader.load_sweep_config)
 
     def launch(self, job_overrides: Any, initial_job_idx: int) -> Any:
         from pagedlab.launcher import launch_jobs
