@@ -38,6 +38,7 @@ from pagedlab.settings import (
     Settings,
     nested_settings,
 )
+from pagedlab.workload.base import check_workload
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _EARLY_STOPPING = ("false", "true", "never")
@@ -59,6 +60,7 @@ def load_settings(config: DictConfig) -> Settings:
     _check_swapping(settings)
     _check_replicas(settings)
     _check_tiers(settings)
+    check_workload(settings.workload)
     check_texts(settings, "")
     return settings
 

@@ -15,6 +15,9 @@ class CachingPool(BlockPool):
 
     When free blocks run out the eviction policy chooses among the idle ones. Those that are pinned it is never
     offered. Tells it all that its contract asks for.
+
+    A policy may be anybody's, and fail. So the pool's own books are kept apart from what the policy is told: they are
+    whole, and no block is lost, whichever call of it raises.
     """
 
     def __init__(self, num_blocks: int, block_size: int, eviction: Eviction):
@@ -26,6 +29,7 @@ class CachingPool(BlockPool):
         self._blocks: dict[int, int] = {}  # by key
         self._idle: set[int] = set()
         self._pinned: set[int] = set()
+        self._untold: list[int] = []  # idle since a moment ago, which the policy does not know yet
 
     @property
     def num_idle(self) -> int:
@@ -58,8 +62,8 @@ class CachingPool(BlockPool):
         """From now on the content of this held block is found under `key`."""
         if self.ref[block] == 0 or block in self._keys or key in self._blocks:
             raise InvariantError(f"block {block} with {self.ref[block]} references is cached as {key} again, or unheld")
-        self._keys[block], self._blocks[key] = key, block
         self.eviction.insert(key, entry, retention)
+        self._keys[block], self._blocks[key] = key, block
         if pinned:
             self._pinned.add(block)
 
@@ -67,12 +71,13 @@ class CachingPool(BlockPool):
         """One more sequence maps these cached blocks, idle ones or held."""
         for block in blocks:
             key = self._keys[block]
+            if self.may_go(block):
+                self.eviction.withdraw(key)
+            self.eviction.hit(key, retention)
+        for block in blocks:
             if self.ref[block] == 0:
-                if self.may_go(block):
-                    self.eviction.withdraw(key)
                 self._idle.remove(block)
             self.ref[block] += 1
-            self.eviction.hit(key, retention)
 
     def pin(self, blocks: Seq[int]) -> None:
         """These held, cached blocks are never evicted."""
@@ -107,11 +112,11 @@ class CachingPool(BlockPool):
                 block = self._blocks.pop(key)
                 del self._keys[block]
                 self._pinned.discard(block)
-                if key != evicted:
-                    self.eviction.forget(key)
                 if block in self._idle:
                     self._idle.remove(block)
                     self._let_go(block)
+                if key != evicted:
+                    self.eviction.forget(key)
         return super().allocate(n)
 
     def _let_go(self, block: int) -> None:
@@ -120,9 +125,17 @@ class CachingPool(BlockPool):
             super()._let_go(block)
             return
         self._idle.add(block)
-        self.eviction.free(key)
-        if self.may_go(block):
-            self.eviction.offer(key)
+        self._untold.append(block)
+
+    def release(self, ids: Seq[int]) -> int:
+        freed = super().release(ids)
+        untold, self._untold = self._untold, []
+        for block in untold:
+            key = self._keys[block]
+            self.eviction.free(key)
+            if self.may_go(block):
+                self.eviction.offer(key)
+        return freed
 
     def _waits(self, block: int) -> bool:
         return super()._waits(block) and block not in self._idle

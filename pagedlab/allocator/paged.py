@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from pagedlab.allocator.base import ALLOCATORS, Allocator, Grant, Holding, Restored, Sharing, blocks_for
@@ -97,15 +99,16 @@ class PagedAllocator(Allocator):
         size, pool, attached = self.pool.block_size, self.pool, self._attachable(request)
         counted = {node.block for node in attached.values() if pool.ref[node.block]}  # by those that hold them
         tables, held = self._need_host().tables[request.id], list[int]()
-        for part in request.feeding:  # before anything is handed out: what is idle could be evicted for it
-            if self.prefixes is not None:
-                nodes = [attached[block] for block in tables[part.key] if block in attached]
-                self.prefixes.attach(part, nodes)
-                held += [node.block for node in nodes]
         moved = list(dict.fromkeys(b for table in tables.values() for b in table if b not in attached))
         promised = {part.key: part.computed if request.forked else part.num_tokens for part in request.feeding}
         growth = {key: blocks_for(promised[key], size) - len(table) for key, table in tables.items()}
-        new = self._allocate_beside(held, len(moved) + sum(growth.values()))
+        with self._given_back(held):
+            for part in request.feeding:  # before anything is handed out: what is idle could be evicted for it
+                if self.prefixes is not None:
+                    nodes = [attached[block] for block in tables[part.key] if block in attached]
+                    self.prefixes.attach(part, nodes)
+                    held += [node.block for node in nodes]
+            new = pool.allocate(len(moved) + sum(growth.values()))
         self._need_host().take_back(request.id)
         place = {block: node.block for block, node in attached.items()} | dict(zip(moved, new, strict=False))
         new = new[len(moved) :]
@@ -125,10 +128,11 @@ class PagedAllocator(Allocator):
         self._enter(grants)
         return Restored(grants, [(block, place[block]) for block in moved], len(set(place) - set(moved)))
 
-    def _allocate_beside(self, held: list[int], blocks: int) -> list[int]:
-        """Blocks for a sequence that holds cached ones already, which go back where the pool fails to give more."""
+    @contextmanager
+    def _given_back(self, held: list[int]) -> Iterator[None]:
+        """Blocks that a sequence is coming to hold, by no table yet, go back where that fails."""
         try:
-            return self.pool.allocate(blocks)
+            yield
         except BaseException:
             self.pool.release(held)
             raise
@@ -158,7 +162,8 @@ class PagedAllocator(Allocator):
             raise OutOfBlocks(f"{blocks} blocks asked, {self.pool.num_available} free or evictable")
         shared = size * sum(self.pool.ref[node.block] > 0 for node in match.nodes)
         table = prefixes.take(seq, match)  # before anything is handed out: what is idle could be evicted for it
-        table += self._allocate_beside(table, blocks - len(table))
+        with self._given_back(table):
+            table += self.pool.allocate(blocks - len(table))
         copies = [(match.partial.block, table[len(match.nodes)])] if match.partial else []
         loads = list(Counter(match.below).items())
         return {seq.key: Grant(table, seq.num_tokens, match.num_tokens(size), shared, copies, loads)}

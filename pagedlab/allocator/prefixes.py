@@ -85,10 +85,18 @@ class Prefixes:
 
     def take(self, seq: Sequence, match: Match) -> list[int]:
         """Hold what was matched. Returns the shared blocks."""
-        request, counts = seq.request, self.counts
         retention = self._retention(seq)
         blocks = [node.block for node in match.nodes]
         self.pool.hold(blocks, retention)
+        try:
+            self._taken(seq, match, blocks, retention)
+        except BaseException:  # the policy's
+            self.pool.release(blocks)
+            raise
+        return blocks
+
+    def _taken(self, seq: Sequence, match: Match, blocks: list[int], retention: Retention) -> None:
+        request, counts = seq.request, self.counts
         if match.partial is not None:
             self.pool.fence(match.partial.block)
             self.pool.eviction.hit(match.partial.key, retention)
@@ -112,7 +120,6 @@ class Prefixes:
             counts.below[name] += size
         if request.pin_tokens:
             self._pin(request.pin_tokens, match.nodes)
-        return blocks
 
     def attach(self, seq: Sequence, nodes: list[Node]) -> None:
         """A sequence that comes back holds these again, its first blocks. It was counted when it was admitted."""

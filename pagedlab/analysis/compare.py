@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from rich.table import Table
 
 from pagedlab.analysis.metrics import METRICS, Metric, known_metrics
 from pagedlab.analysis.pairing import Pairs
 from pagedlab.analysis.runs import Run
 from pagedlab.analysis.statistics import LEVEL, MIN_VALUES, Estimate, estimate, holm
+from pagedlab.recorder.reading import read_table
 
 # Columns of requests.parquet -> the metric that is their mean.
 _OF_REQUESTS = {
@@ -62,7 +62,7 @@ def _means(column: str, pairs: Seq[tuple[Run, Run]]) -> tuple[float, float]:
 
 def compare_requests(a: Run, b: Run) -> list[Difference]:
     """The latencies of the same requests in two runs, of those that both completed."""
-    tables = [pq.read_table(run.folder / "requests.parquet", columns=list(_OF_REQUESTS)) for run in (a, b)]
+    tables = [read_table(run.folder / "requests.parquet", tuple(_OF_REQUESTS)) for run in (a, b)]
     values: list[tuple[Metric, list[tuple[float, float]]]] = []
     for column, metric in _OF_REQUESTS.items():
         both = np.array([table[column].to_numpy() for table in tables], dtype=np.float64).T

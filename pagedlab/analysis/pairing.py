@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pagedlab.analysis.runs import Run, as_text, axes_of, setting
 from pagedlab.core.errors import ConfigError
+from pagedlab.recorder.reading import read_table
 
 _ASKED = ("id", "arrival_s", "prompt_tokens", "max_tokens", "prompt_token_ids")
 
@@ -65,7 +65,7 @@ def check_same_requests(a: Run, b: Run) -> None:
 
 def digest(folder: Path) -> str:
     """SHA-256 of what a run was asked for: arrivals, prompts token by token, and how much may be generated."""
-    table = pq.read_table(folder / "requests.parquet", columns=list(_ASKED)).combine_chunks()
+    table = read_table(folder / "requests.parquet", _ASKED).combine_chunks()
     seen = hashlib.sha256()
     for name in _ASKED:
         values = table[name].combine_chunks()
@@ -91,7 +91,7 @@ def _by_key(runs: Seq[Run], within: Seq[str], side: str) -> dict[tuple[str, ...]
 
 
 def _first_difference(a: Run, b: Run) -> str:
-    tables = [pq.read_table(run.folder / "requests.parquet", columns=list(_ASKED)).to_pylist() for run in (a, b)]
+    tables = [read_table(run.folder / "requests.parquet", _ASKED).to_pylist() for run in (a, b)]
     for one, other in zip(*tables, strict=True):
         for name in _ASKED:
             if one[name] != other[name]:

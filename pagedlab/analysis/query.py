@@ -9,10 +9,10 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pagedlab.analysis.runs import Run, as_text
 from pagedlab.core.errors import ConfigError
+from pagedlab.recorder.reading import read_table
 
 _FILES = ("requests", "timeline", "events")
 # A quoted text or name, or a bare name with dots in it.
@@ -74,7 +74,7 @@ def _reason(error: duckdb.Error, names: set[str]) -> str:
 
 
 def _joined(runs: Seq[Run], name: str) -> pa.Table:
-    tables = [pq.read_table(run.folder / f"{name}.parquet") for run in runs]
+    tables = [read_table(run.folder / f"{name}.parquet") for run in runs]
     named = [t.add_column(0, "run", pa.array([run.name] * len(t))) for run, t in zip(runs, tables, strict=True)]
     return pa.concat_tables(named, promote_options="default")
 

@@ -12,8 +12,10 @@ from typing import Any
 
 import yaml
 
+from pagedlab.analysis.metrics import METRICS
 from pagedlab.core.errors import ConfigError
 from pagedlab.recorder.metrics import SCHEMA_VERSION
+from pagedlab.recorder.reading import Facts, damaged, read_object
 
 # libyaml's is fifteen times as fast, where it is there; both make plain values only.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -80,11 +82,8 @@ def completed_runs(root: Path) -> list[Run]:
 def read_run(folder: Path, name: str) -> Run:
     """ConfigError, one line, for what is not a run or is of another version."""
     path = folder / "summary.json"
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON: {' '.join(str(error).split())}") from None
-    if not isinstance(summary, dict) or not {"status", "num_requests", "seed"} <= summary.keys():
+    summary = read_object(path)
+    if not {"status", "num_requests", "seed"} <= summary.keys():
         raise ConfigError(f"{path}: {_NOT_A_RUN}")
     version = summary.get("schema_version")
     if version != SCHEMA_VERSION:
@@ -94,11 +93,16 @@ def read_run(folder: Path, name: str) -> Run:
         raise ConfigError(f"{path}: {_NOT_A_RUN}, {missing[0]} is missing beside it")
     try:
         config = _LOADER((folder / "config.yaml").read_text(encoding="utf-8")).get_single_data()
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{folder / 'config.yaml'}: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise damaged(folder / "config.yaml", f"it cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError, yaml.YAMLError):
+        raise damaged(folder / "config.yaml", "it is cut off, or no YAML") from None
     if not isinstance(config, dict):
-        raise ConfigError(f"{folder / 'config.yaml'}: expected a mapping")
-    return Run(folder, name, dict(_flat_config(config)), _flat_summary(summary))
+        raise damaged(folder / "config.yaml", "it is no mapping")
+    summary.check_numbers("num_requests", "seed")
+    flat = Facts(path, _flat_summary(summary))
+    flat.check_numbers(*(METRICS.keys() & flat.keys()), unknown=True)
+    return Run(folder, name, dict(_flat_config(config)), dict(flat))
 
 
 def axes_of(runs: Iterable[Run]) -> list[str]:

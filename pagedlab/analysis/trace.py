@@ -11,14 +11,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from pagedlab.recorder.metrics import SPLIT
+from pagedlab.recorder.reading import read_rows, read_table
 
 Event = dict[str, Any]
 _ENGINE, _REQUESTS = 1, 2
 _STEPS, _COPIES, _PREEMPTIONS = 0, 1, 2
+_OF_STEP = ("start_s", "end_s", "step", "batch", "tokens", "prefill_tokens", "running", "waiting")
+_OF_REQUEST = ("id", "source", "prompt_tokens", "output_tokens", "cached_tokens", "preemptions", "arrival_s", "wait_s")
+_OF_REQUEST += ("first_token_s", "finish_s")
+_OF_EVENT = (
+    "replica",
+    "time_s",
+    "step",
+    "kind",
+    "victim",
+    "beneficiary",
+    "reason",
+    "blocks_freed",
+    "tokens_lost",
+    "by",
+)
+_OF_EVENT += ("fallback", "blocks_moved", "blocks_attached", "bytes_moved", "seconds", "swap_estimate_s")
+_OF_EVENT += ("recompute_estimate_s",)
 _MOVES = {"swap_out_s": "swap out", "swap_in_s": "swap in", "copy_s": "copy on write"}
 
 
@@ -38,10 +53,9 @@ def events(folder: Path) -> Iterator[Event]:
     yield _name("process_name", _ENGINE, 0, "engine")
     for thread, name in ((_STEPS, "steps"), (_COPIES, "copies"), (_PREEMPTIONS, "preemptions")):
         yield _name("thread_name", _ENGINE, thread, name)
-    for batch in pq.ParquetFile(folder / "timeline.parquet").iter_batches():
-        for row in batch.to_pylist():
-            yield from _of_step(row)
-    for row in pq.read_table(folder / "events.parquet").to_pylist():
+    for row in read_rows(folder / "timeline.parquet", (*_OF_STEP, *_MOVES, *(f"kv_{kind}" for kind in SPLIT))):
+        yield from _of_step(row)
+    for row in read_table(folder / "events.parquet", _OF_EVENT).to_pylist():
         kind = row["kind"] if row["by"] is None else f"{row['kind']} ({row['by']})"
         told = {key: value for key, value in row.items() if value is not None and key not in ("time_s", "kind", "by")}
         yield _event("i", f"{kind} of {row['victim']}", _ENGINE, _PREEMPTIONS, row["time_s"], s="t", args=told)
@@ -66,8 +80,7 @@ def _of_requests(path: Path) -> Iterator[Event]:
     """Each request is a slice in a lane that is free, and its phases are slices in it. Those still unfinished are left
     out: they have no end."""
     yield _name("process_name", _REQUESTS, 0, "requests")
-    columns = [field.name for field in pq.read_schema(path) if not pa.types.is_nested(field.type)]
-    rows = [row for row in pq.read_table(path, columns=columns).to_pylist() if row["finish_s"] is not None]
+    rows = [row for row in read_table(path, _OF_REQUEST).to_pylist() if row["finish_s"] is not None]
     free: list[int] = []
     busy: list[tuple[float, int]] = []
     lanes = 0

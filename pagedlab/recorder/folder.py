@@ -18,6 +18,7 @@ from pagedlab.recorder.recorder import Recorder
 __all__ = ["holds_completed_run", "write_atomic", "write_json", "write_run_folder", "write_table"]
 
 _AT_A_TIME = 10_000  # requests: of a row group
+_WRITTEN = {"compression": "zstd", "write_page_checksum": True}  # what is altered later is noticed
 _MOST_IN_A_LIST = 2**30  # Arrow counts what a part of a list column holds in 32 bits
 
 
@@ -47,13 +48,13 @@ def write_run_folder(
 
 
 def write_table(target: Path, table: pa.Table) -> None:
-    write_atomic(target, lambda path: pq.write_table(table, path, compression="zstd"))
+    write_atomic(target, lambda path: pq.write_table(table, path, **_WRITTEN))
 
 
 def write_requests(path: Path, recorders: Seq[Recorder], slo: Slo = NO_SLO) -> None:
     """Replica by replica, some at a time: the tokens of a million requests are never in memory at once."""
     first = requests_table(recorders[0], slo, slice(_AT_A_TIME))
-    with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
+    with pq.ParquetWriter(path, first.schema, **_WRITTEN) as writer:
         writer.write_table(first)
         for recorder in recorders:
             for start in range(_AT_A_TIME * (recorder is recorders[0]), len(recorder.sequences), _AT_A_TIME):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
+from pagedlab.recorder.reading import flat_columns, read_object, read_table
 from pagedlab.recorder.redact import redact
 
 Row = dict[str, Any]
@@ -19,7 +18,7 @@ Row = dict[str, Any]
 
 def summary(run_dir: Path) -> Row:
     """summary.json as flat scalars: {"ttft_s": {"p50": 1}} becomes {"ttft_s/p50": 1}. NaN and null are left out."""
-    return _flat("", json.loads((run_dir / "summary.json").read_text()))
+    return _flat("", read_object(run_dir / "summary.json"))
 
 
 def config(run_dir: Path) -> Row:
@@ -35,7 +34,7 @@ def timeline(run_dir: Path, limit: int) -> list[Row]:
     pool, so that pools of different size compare; batch/* are the other columns as they are. A value that is not
     finite is left out of its point.
     """
-    table = _thin(pq.read_table(run_dir / "timeline.parquet"), limit)
+    table = _thin(read_table(run_dir / "timeline.parquet"), limit)
     kv = [name for name in table.column_names if name.startswith("kv_")]
     batch = [name for name in table.column_names if name not in ("step", "start_s", "end_s", *kv)]
     points = []
@@ -54,9 +53,9 @@ def requests(run_dir: Path, limit: int) -> tuple[list[Any], list[Any]]:
     Columns that hold lists (the token ids: nearly all of the bytes) are not read.
     """
     path = run_dir / "requests.parquet"
-    columns = [field.name for field in pq.read_schema(path) if not pa.types.is_nested(field.type)]
-    table = _thin(pq.read_table(path, columns=columns), limit)
-    return columns, [[value if _is_known(value) else None for value in row.values()] for row in table.to_pylist()]
+    columns = flat_columns(path)
+    table = _thin(read_table(path, columns), limit)
+    return list(columns), [[value if _is_known(value) else None for value in row.values()] for row in table.to_pylist()]
 
 
 def evenly(count: int, limit: int) -> list[int]:

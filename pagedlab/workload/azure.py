@@ -8,12 +8,14 @@ from pathlib import Path
 
 from pagedlab.core.request import Request
 from pagedlab.settings import SamplingSettings, TraceSettings
-from pagedlab.workload.base import WORKLOADS, PromptTokenizer
-from pagedlab.workload.trace import build_trace, trace_path
+from pagedlab.workload.base import WORKLOADS, PromptTokenizer, checks
+from pagedlab.workload.trace import build_trace, check_trace, trace_path
 from pagedlab.workload.trace_file import Bad, BadRow, Row, count, csv_rows
 
 COLUMNS = {"time": ("TIMESTAMP",), "prompt": ("ContextTokens",), "output": ("GeneratedTokens",)}
 _EPOCH = datetime(2023, 1, 1, tzinfo=UTC)
+
+checks("azure")(check_trace)
 
 
 @WORKLOADS.register("azure")

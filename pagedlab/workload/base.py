@@ -35,3 +35,23 @@ WORKLOADS: Registry[Workload] = Registry(
     "pagedlab.workload",
     ("sharegpt", "synthetic", "dialogues", "azure", "burstgpt", "token_counts", "request_lines", "mooncake"),
 )
+
+_CHECKS: dict[str, Callable[[Any], None]] = {}
+
+
+def checks(name: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+    """Decorator: the function refuses (ConfigError) what settings of the workload `name` alone, no file read, say
+    wrong. So a bad value is refused before any work begins; building checks it too, for whoever builds without."""
+
+    def add(check: Callable[[Any], None]) -> Callable[[Any], None]:
+        _CHECKS[name] = check
+        return check
+
+    return add
+
+
+def check_workload(settings: Any) -> None:
+    """ConfigError for a value that the workload would refuse when it is built. A plugin need not have a check."""
+    WORKLOADS[settings.name]  # imports what registers its check
+    if settings.name in _CHECKS:
+        _CHECKS[settings.name](settings)

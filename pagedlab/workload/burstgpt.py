@@ -10,11 +10,13 @@ from pathlib import Path
 
 from pagedlab.core.request import Request
 from pagedlab.settings import SamplingSettings, TraceSettings
-from pagedlab.workload.base import WORKLOADS, PromptTokenizer
-from pagedlab.workload.trace import build_trace, trace_path
+from pagedlab.workload.base import WORKLOADS, PromptTokenizer, checks
+from pagedlab.workload.trace import build_trace, check_trace, trace_path
 from pagedlab.workload.trace_file import BadRow, Row, count, csv_rows, seconds
 
 COLUMNS = {"time": ("Timestamp",), "prompt": ("Request tokens",), "output": ("Response tokens",)}
+
+checks("burstgpt")(check_trace)
 
 
 @WORKLOADS.register("burstgpt")

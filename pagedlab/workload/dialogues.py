@@ -13,7 +13,7 @@ from pagedlab.core.request import Request
 from pagedlab.settings import DialoguesSettings, SamplingSettings, ThinkSettings
 from pagedlab.workload.arrival import arrival_times, check_arrival
 from pagedlab.workload.assemble import Draft, bound_prompts, request_of
-from pagedlab.workload.base import WORKLOADS, PromptTokenizer
+from pagedlab.workload.base import WORKLOADS, PromptTokenizer, checks
 from pagedlab.workload.callers import check_callers, client_of
 from pagedlab.workload.checks import choice, number, whole
 from pagedlab.workload.lengths import check_lengths, draw_lengths
@@ -127,6 +127,7 @@ def _think_times(settings: ThinkSettings, turns: int, rng: np.random.Generator) 
     return drawn
 
 
+@checks("dialogues")
 def _check(settings: DialoguesSettings) -> None:
     whole("workload.num_dialogues", settings.num_dialogues)
     choice("workload.turns.distribution", settings.turns.distribution, ("fixed", "uniform", "lognormal"))

@@ -14,13 +14,15 @@ from pagedlab.core.mixing import mix
 from pagedlab.core.request import Request
 from pagedlab.settings import BlockTraceSettings, SamplingSettings
 from pagedlab.workload.assemble import Draft, bound_prompts, requests_at
-from pagedlab.workload.base import WORKLOADS, PromptTokenizer
+from pagedlab.workload.base import WORKLOADS, PromptTokenizer, checks
 from pagedlab.workload.block_trace import BlockRequest, block_id, check_block_trace, trace_path
 from pagedlab.workload.checks import LARGEST, one_line, shown
 from pagedlab.workload.jsonfile import json_objects
 
 LONGEST_MS = 1e15
 """Of a timestamp: thirty thousand years, beyond which milliseconds are no longer told apart."""
+
+checks("mooncake")(check_block_trace)
 
 
 @WORKLOADS.register("mooncake")

@@ -15,16 +15,18 @@ import numpy as np
 from pagedlab.core.errors import WorkloadError
 from pagedlab.core.request import Request
 from pagedlab.settings import SamplingSettings, TraceSettings
-from pagedlab.workload.base import WORKLOADS, PromptTokenizer
+from pagedlab.workload.base import WORKLOADS, PromptTokenizer, checks
 from pagedlab.workload.checks import one_line
 from pagedlab.workload.jsonfile import LINE_LIMIT
 from pagedlab.workload.strict_json import DECODER, located
-from pagedlab.workload.trace import build_trace, trace_path
+from pagedlab.workload.trace import build_trace, check_trace, trace_path
 from pagedlab.workload.trace_file import Bad, BadRow, Row, count, lines, seconds
 
 PROMPTS = ("prompt_tokens", "prompt_length", "prompt_len", "input_length", "input_tokens")
 OUTPUTS = ("output_tokens", "output_length", "output_len", "completion_tokens")
 _MS = 1e-3
+
+checks("request_lines")(check_trace)
 
 
 @WORKLOADS.register("request_lines")

@@ -10,7 +10,7 @@ from pagedlab.core.request import Request
 from pagedlab.settings import SamplingSettings, ShareGPTSettings
 from pagedlab.workload.arrival import check_arrival
 from pagedlab.workload.assemble import Draft, assemble
-from pagedlab.workload.base import WORKLOADS, PromptTokenizer
+from pagedlab.workload.base import WORKLOADS, PromptTokenizer, checks
 from pagedlab.workload.callers import check_callers, client_of, number_of
 from pagedlab.workload.checks import one_line, refused, whole
 from pagedlab.workload.conversations import read_conversations
@@ -70,6 +70,7 @@ def _turns(path: Path, multi_turn: bool, tokenizer: PromptTokenizer) -> list[Tur
     return turns
 
 
+@checks("sharegpt")
 def _check(settings: ShareGPTSettings) -> None:
     if settings.num_requests is not None:
         whole("workload.num_requests", settings.num_requests, why=", or null for all")

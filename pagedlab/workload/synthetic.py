@@ -8,7 +8,7 @@ from pagedlab.core.request import Request
 from pagedlab.settings import SamplingSettings, SyntheticSettings
 from pagedlab.workload.arrival import check_arrival
 from pagedlab.workload.assemble import Draft, assemble, bound_prompts
-from pagedlab.workload.base import WORKLOADS, PromptTokenizer
+from pagedlab.workload.base import WORKLOADS, PromptTokenizer, checks
 from pagedlab.workload.callers import check_callers, client_of
 from pagedlab.workload.checks import refused, whole
 from pagedlab.workload.lengths import check_lengths, draw_lengths
@@ -49,6 +49,7 @@ def build(
     return assemble(drafts, settings.arrival, sampling, seed)
 
 
+@checks("synthetic")
 def _check(settings: SyntheticSettings) -> None:
     whole("workload.num_requests", settings.num_requests)
     check_lengths(settings.prompt, "workload.prompt")

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from pagedlab.core.request import Request
 from pagedlab.settings import SamplingSettings, TraceSettings
-from pagedlab.workload.base import WORKLOADS, PromptTokenizer
-from pagedlab.workload.trace import build_trace, trace_path
+from pagedlab.workload.base import WORKLOADS, PromptTokenizer, checks
+from pagedlab.workload.trace import build_trace, check_trace, trace_path
 from pagedlab.workload.trace_file import BadRow, Row, count, csv_rows
 
 COLUMNS = {"prompt": ("prompt_tokens", "num_prefill_tokens"), "output": ("output_tokens", "num_decode_tokens")}
+
+checks("token_counts")(check_trace)
 
 
 @WORKLOADS.register("token_counts")

@@ -7,10 +7,15 @@ import copy
 import json
 import random
 import resource
+import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from functools import partial
+from importlib import import_module
+from io import StringIO
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -236,17 +241,26 @@ def config_values() -> Iterator[tuple[str, str]]:
 
 
 def bad_configs(found: Found) -> None:
-    """By what the command says of each, which is one line, or nothing where it takes it."""
-    from tests.config.composed import overridden, said_of
+    """Each refused in one line before anything is built, as `pagedlab plan` does."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from pagedlab.config import load_settings
+    from pagedlab.launch import one_line
+    from tests.config.composed import overridden
 
     for path, value in config_values():
         name = f"config {path}={value}"
         try:
-            line = said_of(lambda: overridden((), f"{path}={value}"))  # noqa: B023 - called at once
+            load_settings(overridden((), f"{path}={value}"))
+        except PagedlabError as error:
+            _is_one_line(found, name, str(error))
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            _is_one_line(found, name, one_line(error))
         except Exception as error:
             found.attempt(name, False, f"{type(error).__name__}: {error}")
         else:
-            _is_one_line(found, name, line or "")
+            found.attempt(name, False, "was taken")
 
 
 # ---- a run folder ---------------------------------------------------------------------------------------------------
@@ -289,6 +303,95 @@ def bad_run_folders(found: Found) -> None:
             line = base.publish(settings, folder, "name", None)
             found.attempt(f"run folder: no {file}", line is not None and "\n" not in line, "was taken")
             (folder / file).write_bytes(whole)
+
+
+# What Python's and Arrow's readers say, which is of no use to whoever looks for the file that is wrong.
+FOREIGN = ("Arrow", "Thrift", "Expecting", "delimiter", "Traceback", "Parquet magic", "KeyError", "line 1 column")
+READERS = {  # file -> the commands that read it
+    "summary.json": ("results", "compare", "report", "trace"),
+    "config.yaml": ("results", "compare", "report", "trace"),
+    "requests.parquet": ("results --sql", "compare", "report", "trace"),
+    "timeline.parquet": ("results --sql", "report", "trace"),
+    "events.parquet": ("results --sql", "report", "trace"),
+    "blocks.parquet": ("report",),
+}
+
+
+def damages(file: str, whole: bytes) -> Iterator[tuple[str, bytes | None]]:
+    rng = random.Random(file)
+    most = whole.rstrip().rindex(b"}") if file.endswith(".json") else len(whole)
+    if file != "config.yaml":  # the first half of a YAML file may be one
+        yield from ((f"cut off at {at}", whole[:at]) for at in sorted({at * most // 8 for at in range(8)}))
+    yield from ((f"only {text!r}", text) for text in (b"null", b"3", b"[]", b"\0" * 64, b"PAR1PAR1", b"\xff\xfe{"))
+    yield "noise", rng.randbytes(300)
+    if file != "config.yaml":
+        yield "gone", None
+    if file.endswith(".parquet"):
+        # In the pages, which have checksums: their headers and the footer have none, and bytes of no use to a reader.
+        pages = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+        for at in sorted(rng.sample(range(4, pages), 6)):
+            yield f"byte {at} altered", whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :]
+    if file == "summary.json":
+        for name in ("seed", "status", "num_requests", "schema_version", "completed", "duration_s", "ttft_s"):
+            values = json.loads(whole)
+            yield f"{name}='x'", json.dumps(values | {name: "x"}).encode() if name != "status" else b'{"status": 3}'
+
+
+def damaged_run_folders(found: Found) -> None:
+    """Every command that reads finished runs, on a run with one file that is damaged: exit code 2 and one line of our
+    words that names the file; where the damage is in what the command does not read, all that it makes is as before."""
+    from tests.analysis.served_run import serve_run
+
+    with tempfile.TemporaryDirectory() as made:
+        sound, folder = Path(made) / "sound", Path(made) / "run"
+        serve_run(sound, "prefix_cache=hash_chain", "record_blocks=true")
+        shutil.copytree(sound, folder)
+        words = {"results": [folder], "results --sql": [folder, "--sql", "select 1 from requests, timeline, events"]}
+        words |= {"compare": [folder, sound], "report": [folder], "trace": [folder]}
+        before = {command: run_command(command.partition(" ")[0], words[command], folder) for command in words}
+        for command, (code, said, _) in before.items():
+            found.attempt(f"{command} of the sound run", code == 0, said)
+        for file, commands in READERS.items():
+            whole = (sound / file).read_bytes()
+            for said, content in damages(file, whole):
+                (folder / file).unlink(missing_ok=True)
+                if content is not None:
+                    (folder / file).write_bytes(content)
+                if file == "blocks.parquet" and content is None:
+                    continue  # not every run has one
+                for command in commands:
+                    if (
+                        said.endswith("='x'")
+                        and command != "report"
+                        and said.partition("=")[0] not in ("seed", "status")
+                    ):
+                        continue  # which looks at nothing of that
+                    got = run_command(command.partition(" ")[0], words[command], folder)
+                    code, line, _ = got
+                    ours = line.startswith("error: ") and line.count("\n") == 1 and not any(w in line for w in FOREIGN)
+                    # Without a summary it is no run, which is said of the folder.
+                    named = file in line or (said == "gone" and str(folder) in line)
+                    unseen = said.startswith("byte") and got == before[command]
+                    refused = code == 2 and ours and named
+                    found.attempt(f"{file} {said}: {command}", refused or unseen, f"{code}: {line[:300]!r}")
+            (folder / file).write_bytes(whole)
+
+
+def run_command(command: str, words: list[Any], folder: Path) -> tuple[int, str, dict[str, bytes]]:
+    """Its exit code, what it says on stderr, and what it makes: its stdout and the files that it adds to the folder."""
+    main = import_module(f"pagedlab.experiments.{command}").main
+    made: dict[str, bytes] = {}
+    before = set(folder.iterdir())
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(StringIO()) as said, redirect_stdout(StringIO()) as out:
+        patch.setattr(sys, "argv", [command, *map(str, words)])
+        try:
+            code = int(main())
+        except Exception as error:
+            return 1, f"{type(error).__name__}: {error}", made
+    for path in set(folder.iterdir()) - before:
+        made[path.name] = path.read_bytes()
+        path.unlink()
+    return code, said.getvalue(), made | {"stdout": out.getvalue().encode()}
 
 
 # ---- a checkpoint ---------------------------------------------------------------------------------------------------
@@ -381,6 +484,7 @@ FORMATS: dict[str, Callable[[Found], None]] = {
     **{name: partial(lambda name, found: bad_workloads(found, name, csv_files(name)), name) for name in TABLES},
     "config": bad_configs,
     "run folder": bad_run_folders,
+    "run folder, by command": damaged_run_folders,
     "checkpoint": bad_checkpoints,
 }
 
@@ -394,7 +498,7 @@ def attempt(name: str) -> Found:
     before = _memory_mb()
     FORMATS[name](found)
     grown = _memory_mb() - before
-    if name not in ("config", "checkpoint"):  # which import large libraries first
+    if name not in ("config", "checkpoint", "run folder, by command"):  # which import large libraries first
         found.attempt(f"{name}: memory", grown < MOST_MEMORY_MB, f"{grown:.0f} MB more than before")
         found.figures["most MB"] = round(grown, 1)
     found.figures["files"] = {name: found.tried}

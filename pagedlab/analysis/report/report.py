@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pagedlab.analysis.display import verdict
 from pagedlab.analysis.metrics import METRICS
@@ -16,6 +15,8 @@ from pagedlab.analysis.report import run_figures, sweep_figures
 from pagedlab.analysis.report.page import Page
 from pagedlab.analysis.report.run_figures import KINDS
 from pagedlab.analysis.runs import Run, axes_of, distinct_axes, setting
+from pagedlab.recorder.metrics import SPLIT
+from pagedlab.recorder.reading import Facts, damaged, read_object, read_table
 
 _SLOWEST = 15
 _SPREADS = {
@@ -28,6 +29,13 @@ _SPREADS = {
 }
 _HEATED = ("kv_waste_fraction", "output_tokens_per_s", "ttft_s_mean")
 _MOST_ROWS = 500
+_OF_A_SPREAD = ("mean", "p50", "p90", "p99")
+_OF_A_ROW = ("id", "source", "client", "prompt_tokens", "output_tokens", "preemptions", "ttft_s", "e2e_s")
+# Of the summary, what is always a number.
+_NUMBERS = ("completed", "refused", "num_requests", "duration_s", "steps", "output_tokens_per_s", "mean_batch_size")
+_NUMBERS += ("peak_batch_size", "kv_waste_fraction", "recomputed_tokens", "prefix_hit_rate", "prefix_hit_tokens")
+_NUMBERS += ("prefix_evicted_blocks", "prefill_saved_s", "blocks_saved_fraction", "preemptions", "swaps")
+_NUMBERS += ("preemptions_outranked", *(f"kv_{kind}_fraction" for kind in SPLIT))
 
 
 def report(root: Path, runs: Seq[Run]) -> str:
@@ -36,13 +44,13 @@ def report(root: Path, runs: Seq[Run]) -> str:
 
 
 def run_page(run: Run) -> str:
-    summary = json.loads((run.folder / "summary.json").read_text(encoding="utf-8"))
+    summary = _facts(run.folder / "summary.json")
     page = Page(f"pagedlab run {run.folder.resolve().name}")
     _summary(page, summary)
     steps = run_figures.timeline(run.folder)
     if steps.num_rows:
         _pictures(page, run.folder, steps)
-    requests = pq.read_table(run.folder / "requests.parquet", columns=_request_columns(run.folder))
+    requests = read_table(run.folder / "requests.parquet", (*_OF_A_ROW, "tpot_s", "max_itl_s"))
     if requests["e2e_s"].null_count < requests.num_rows:
         page.section("Latency")
         page.figure(
@@ -89,6 +97,17 @@ def sweep_page(root: Path, runs: Seq[Run]) -> str:
     return page.html()
 
 
+def _facts(path: Path) -> Facts:
+    found = read_object(path)
+    found.check_numbers(*_NUMBERS)
+    for key in _SPREADS:
+        if not isinstance(found[key], dict):
+            raise damaged(path, f"{key} is {json.dumps(found[key])[:80]}, no mean and percentiles")
+        found[key] = Facts(path, found[key])
+        found[key].check_numbers(*_OF_A_SPREAD, unknown=True)
+    return found
+
+
 def _summary(page: Page, s: dict[str, Any]) -> None:
     page.section("Summary")
     page.text(verdict(s))
@@ -104,10 +123,10 @@ def _summary(page: Page, s: dict[str, Any]) -> None:
     ]
     page.table(["", "value"], rows, [False, True])
     spreads = [
-        (label, *("-" if v is None else f"{v:.4f}" for v in (s[key][c] for c in ("mean", "p50", "p90", "p99"))))
+        (label, *("-" if v is None else f"{v:.4f}" for v in (s[key][c] for c in _OF_A_SPREAD)))
         for key, label in _SPREADS.items()
     ]
-    page.table(["seconds", "mean", "p50", "p90", "p99"], spreads, [False, True, True, True, True])
+    page.table(["seconds", *_OF_A_SPREAD], spreads, [False, True, True, True, True])
 
 
 def _pictures(page: Page, folder: Path, steps: pa.Table) -> None:
@@ -127,7 +146,7 @@ def _pictures(page: Page, folder: Path, steps: pa.Table) -> None:
         run_figures.batch(steps), "sequences over time", "How many sequences ran, and how many requests waited."
     )
     page.section("Preemptions and evictions")
-    events = pq.read_table(folder / "events.parquet")
+    events = read_table(folder / "events.parquet", ("kind", "by", "time_s"))
     page.figure(
         run_figures.happenings(steps, events),
         "preemptions over time",
@@ -135,20 +154,14 @@ def _pictures(page: Page, folder: Path, steps: pa.Table) -> None:
     )
 
 
-def _request_columns(folder: Path) -> list[str]:
-    """Not the token ids: nearly all of the bytes."""
-    return [field.name for field in pq.read_schema(folder / "requests.parquet") if not pa.types.is_nested(field.type)]
-
-
 def _slowest(page: Page, requests: pa.Table) -> None:
-    head = ["id", "source", "client", "prompt_tokens", "output_tokens", "preemptions", "ttft_s", "e2e_s"]
-    rows = requests.select(head).filter(requests["e2e_s"].is_valid()).sort_by([("e2e_s", "descending")])
+    rows = requests.select(_OF_A_ROW).filter(requests["e2e_s"].is_valid()).sort_by([("e2e_s", "descending")])
     page.text(f"The {min(_SLOWEST, rows.num_rows)} slowest requests:")
     cells = [
         [f"{value:.4f}" if isinstance(value, float) else value for value in row.values()]
         for row in rows.slice(0, _SLOWEST).to_pylist()
     ]
-    page.table(head, cells, [True, False, False, *[True] * 5])
+    page.table(_OF_A_ROW, cells, [True, False, False, *[True] * 5])
 
 
 def _runs_table(page: Page, runs: Seq[Run], swept: Seq[str]) -> None:
@@ -174,8 +187,8 @@ def _origin(page: Page, folder: Path, of: str = "") -> None:
     page.section("Config")
     if of:
         page.text(f"{of}.")
-    page.listing((folder / "config.yaml").read_text(encoding="utf-8"))
+    page.listing((folder / "config.yaml").read_text(encoding="utf-8", errors="replace"))
     page.section("Environment")
     path = folder / "env.json"
-    facts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    facts = read_object(path) if path.is_file() else {}
     page.table(["", ""], [(key, json.dumps(v) if isinstance(v, (dict, list)) else v) for key, v in facts.items()])

@@ -9,13 +9,13 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from pagedlab.analysis.drawing import LINES, STYLE
 from pagedlab.recorder.blocks import BETWEEN, CACHED_IDLE, FREE
 from pagedlab.recorder.metrics import SPLIT
+from pagedlab.recorder.reading import damaged, read_table
 
 KINDS = {
     "token_states": "a token",
@@ -29,6 +29,7 @@ KINDS = {
 SHADES = [mpl.colormaps["cividis"](x) for x in np.linspace(0.0, 0.92, len(SPLIT) - 1)] + [(1.0, 1.0, 1.0, 1.0)]
 HATCHES = ("", "", "///", "", "...", "xx", "")
 _MOST_POINTS = 800
+_OF_STEP = ("start_s", "running", "waiting", "prefix_evicted_blocks", *(f"kv_{kind}" for kind in SPLIT))
 _COLUMNS, _ROWS = 320, 512
 # Of the block map: free, cached and idle, between two holders, shared; then the tones of the requests in turn.
 _TONES = ("#ffffff", "#e2e2e2", "#f5c6a5", "#000000", "#3b5a92", "#7fa6d6", "#5b8c5a", "#a8cf9b", "#8d6b94", "#c7a9cf")
@@ -37,8 +38,8 @@ _FIXED = 4
 
 
 def timeline(folder: Path) -> pa.Table:
-    """timeline.parquet, at most 800 of its rows, evenly spread, the first and the last among them."""
-    table = pq.read_table(folder / "timeline.parquet")
+    """What is drawn of timeline.parquet, at most 800 of its rows, evenly spread, the first and the last among them."""
+    table = read_table(folder / "timeline.parquet", _OF_STEP)
     if table.num_rows <= _MOST_POINTS:
         return table
     return table.take(np.linspace(0, table.num_rows - 1, _MOST_POINTS).round().astype(np.int64))
@@ -111,8 +112,11 @@ def happenings(steps: pa.Table, events: pa.Table) -> Figure:
 
 def block_map(path: Path) -> tuple[Figure, str]:
     """Who holds which block over time, and what the picture leaves out."""
-    table = pq.read_table(path)
-    blocks = np.array(json.loads(table.schema.metadata[b"blocks"]))
+    table = read_table(path, ("time_s", "holder", "references"))
+    try:
+        blocks = np.array(json.loads(table.schema.metadata[b"blocks"]), dtype=np.int64)
+    except (TypeError, KeyError, ValueError):
+        raise damaged(path, "it does not say which blocks it is of") from None
     times = table["time_s"].to_numpy()
     holder = np.array(table["holder"].to_pylist(), dtype=np.int64).T
     references = np.array(table["references"].to_pylist(), dtype=np.int64).T
