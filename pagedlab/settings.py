@@ -205,7 +205,7 @@ class TierSettings:
 class TiersSettings:
     """Below the prefix cache of a simulated device: what it evicts goes to the host, from there to the disk.
 
-    load: what is brought up of what a request finds there: cheaper (what takes less time than to be computed) or always.
+    load: what is brought up of what a request finds there: cheaper (what is quicker than computing it) or always.
     store: what goes down is written beside the step, which ends no sooner (beside), before it (first), or costs
     nothing (free).
     """

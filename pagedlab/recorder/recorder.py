@@ -148,12 +148,17 @@ class Recorder:
         self.output_tokens += first.batch * len(steps.ends)
         self._on_progress(self)
 
+    @property
+    def _compares(self) -> bool:
+        """Whether there is anybody to compare a client with."""
+        return len(self._waiting) > 1
+
     def _service(self, plan: Plan, outcome: Outcome) -> dict[tuple[str, bool], int]:
         """(client, whether generated or of a prompt) -> tokens."""
         service: defaultdict[tuple[str, bool], int] = defaultdict(int)
         if plan.together is not None:
             service |= self._generated(plan.together, outcome.ended)
-        for new in plan.admitted:
+        for new in plan.admitted if self._compares else ():
             request = new.request
             if request.id not in self.admitted_s:
                 service[request.client, False] += request.prompt_tokens
@@ -173,13 +178,14 @@ class Recorder:
             clients.clear()
         for seq in together.joined:
             clients[seq.request.client] += 1
-        made = {(client, True): n for client, n in clients.items() if n} if together.count else {}
+        counts = together.count and self._compares
+        made = {(client, True): n for client, n in clients.items() if n} if counts else {}
         for seq in ended:
             clients[seq.request.client] -= 1
         return made
 
     def _serve(self, service: dict[tuple[str, bool], int], steps: int) -> None:
-        if len(self._waiting) < 2:
+        if not self._compares:
             return
         served = {client: (service.get((client, False), 0), service.get((client, True), 0)) for client, _ in service}
         backlogged = frozenset(client for client, count in self._waiting.items() if count)

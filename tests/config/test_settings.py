@@ -474,6 +474,8 @@ BAD = [
     ("model.path=./nowhere", "model.path=./nowhere: no such folder"),
     ("replicas=0", "replicas=0: expected at least 1 and at most 1024"),
     ("replicas=2", "replicas=2 with router=none: expected one of round_robin, random"),
+    ("tiers.load=never", "tiers.load=never: expected one of cheaper, always"),
+    ("tiers.store=later", "tiers.store=later: expected one of beside, first, free"),
     ("tiers.host.gib=-1", "tiers.host.gib=-1.0: expected at least 0"),
     ("tiers.disk.bandwidth_gb_s=0", "tiers.disk.bandwidth_gb_s=0.0: expected more than 0, and finite"),
     (
