@@ -25,16 +25,16 @@ from pagedlab.tracker.base import TRACKERS
 if TYPE_CHECKING:
     import wandb
 
-MAX_POINTS = 2_000
-# The chart is a table of points x shares; the page of a run draws a custom chart from at most 10,000 rows.
-MAX_CHART_POINTS = 500
+# A point costs wandb over a millisecond, and its page draws no more of a line than it has pixels. The chart is a table of
+# points x shares, of which the page draws 10,000 rows at most.
+MAX_POINTS = 500
 MAX_REQUESTS = 10_000
 
 
 @TRACKERS.register("wandb")
 class WandbTracker:
     """Where things appear: config, summary (`ttft_s/p50`), series kv/* and batch/* over time_s, table `requests`,
-    chart `memory_split`. Long runs are thinned evenly to 2,000 points and 10,000 requests, ends included."""
+    chart `memory_split`. Long runs are thinned evenly to 500 points and 10,000 requests, ends included."""
 
     def __init__(self, settings: WandbSettings):
         self.settings = settings
@@ -116,7 +116,7 @@ def _log(run: wandb.Run, run_dir: Path) -> None:
     columns, rows = rundata.requests(run_dir, MAX_REQUESTS)
     last: dict[str, Any] = {"requests": wandb.Table(columns=columns, data=rows)}
     if points:
-        last["memory_split"] = _memory_split([points[index] for index in rundata.evenly(len(points), MAX_CHART_POINTS)])
+        last["memory_split"] = _memory_split(points)
     run.log(last)
     run.summary.update(redact(rundata.summary(run_dir)))
 
