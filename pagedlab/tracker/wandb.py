@@ -25,8 +25,8 @@ from pagedlab.tracker.base import TRACKERS
 if TYPE_CHECKING:
     import wandb
 
-# A point costs wandb over a millisecond, and its page draws no more of a line than it has pixels. The chart is a table of
-# points x shares, of which the page draws 10,000 rows at most.
+# A point costs wandb over a millisecond, and its page draws no more of a line than it has pixels. The chart is a table
+# of points x shares, of which the page draws 10,000 rows at most.
 MAX_POINTS = 500
 MAX_REQUESTS = 10_000
 
