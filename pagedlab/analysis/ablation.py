@@ -6,15 +6,13 @@ is drawn at random, so every number is first averaged over the other settings of
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from pagedlab.analysis.metrics import METRICS, Metric, known_metrics
-from pagedlab.analysis.runs import Run, as_text, axes_of, setting
+from pagedlab.analysis.runs import Run, as_text, axes_of, levels_of, ordered, setting
 from pagedlab.analysis.statistics import Estimate, estimate, pareto
 from pagedlab.core.errors import ConfigError
 
@@ -96,7 +94,7 @@ def combinations(runs: Seq[Run], axes: Seq[str]) -> list[Combination]:
     """The settings that were run, in order, with the means of all metrics of the front that all of them have."""
     named = [axis for axis in axes if axis != "seed"]
     groups: dict[tuple[str, ...], list[Run]] = {}
-    for run in sorted(runs, key=_place(runs, named)):
+    for run in ordered(runs, named):
         groups.setdefault(tuple(as_text(setting(run, axis)) for axis in named), []).append(run)
     columns = [column for column in FRONT if all(run.summary.get(column) is not None for run in runs)]
     means = [{c: float(np.mean([run.summary[c] for run in group])) for c in columns} for group in groups.values()]
@@ -118,25 +116,11 @@ def combinations(runs: Seq[Run], axes: Seq[str]) -> list[Combination]:
 def _levels(runs: Seq[Run], axis: str) -> list[str]:
     if axis == "seed":
         raise ConfigError("--axis seed: seeds are what the intervals are over, expected another setting")
-    levels = _values(runs, axis)
+    levels = levels_of(runs, axis)
     if len(levels) < 2:
         swept = ", ".join(axes_of(runs)) or "none"
         raise ConfigError(f"--axis {axis}: the same in all runs, or no setting; they differ in {swept}")
     return levels
-
-
-def _values(runs: Seq[Run], axis: str) -> list[str]:
-    """The values of an axis: numbers in their order, others as they come."""
-    values: list[Any] = [setting(run, axis) for run in runs]
-    if all(isinstance(value, (int, float)) for value in values):
-        values = sorted(set(values))
-    return list(dict.fromkeys(as_text(value) for value in values))
-
-
-def _place(runs: Seq[Run], axes: Seq[str]) -> Callable[[Run], list[int]]:
-    """Where a run comes in a table that counts through the axes, the last one fastest."""
-    orders = [_values(runs, axis) for axis in axes]
-    return lambda run: [order.index(as_text(setting(run, axis))) for axis, order in zip(axes, orders, strict=True)]
 
 
 def _product(levels: Seq[Seq[str]]) -> list[list[str]]:

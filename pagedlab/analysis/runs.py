@@ -129,6 +129,21 @@ def distinct_axes(runs: Iterable[Run], axes: Iterable[str]) -> list[str]:
     return [axis for axis in axes if axis in standing.values()]
 
 
+def levels_of(runs: Iterable[Run], axis: str) -> list[str]:
+    """The values of an axis as texts: numbers in their order, others as they come."""
+    values = [setting(run, axis) for run in runs]
+    if all(isinstance(value, (int, float)) for value in values):
+        values = sorted(set(values))
+    return list(dict.fromkeys(as_text(value) for value in values))
+
+
+def ordered(runs: Iterable[Run], axes: Iterable[str]) -> list[Run]:
+    """As if counted through the axes, the last one fastest."""
+    runs = list(runs)
+    places = {axis: {level: i for i, level in enumerate(levels_of(runs, axis))} for axis in axes}
+    return sorted(runs, key=lambda run: [at[as_text(setting(run, axis))] for axis, at in places.items()])
+
+
 def _is_choice(runs: list[Run], axis: str) -> bool:
     return all(isinstance(setting(run, axis), str) for run in runs)
 

@@ -10,7 +10,7 @@ import pytest
 
 from pagedlab.analysis.ablation import ablate
 from pagedlab.analysis.ablation_files import write_ablation
-from pagedlab.analysis.runs import find_runs
+from pagedlab.analysis.runs import find_runs, levels_of, ordered
 from pagedlab.core.errors import ConfigError
 from tests.analysis.made import make_run
 
@@ -111,3 +111,13 @@ def test_the_command_writes_beside_the_runs(tmp_path):
     assert "8 runs, 2 seeds, 0 runs left out" in done.stdout
     assert (tmp_path / "ablation" / "allocator" / "ablation.json").is_file()
     assert len(find_runs(tmp_path).runs) == 8  # the tables are no runs
+
+
+def test_settings_come_in_the_order_of_their_values_and_not_of_their_folders(tmp_path):
+    for place, size in enumerate((128, 8, 16)):
+        make_run(tmp_path / f"{place}", settings={"block_size": size})
+    runs = find_runs(tmp_path).runs
+    assert levels_of(runs, "block_size") == ["8", "16", "128"]
+    assert [run.config["block_size"] for run in ordered(runs, ["block_size"])] == [8, 16, 128]
+    found = ablate(runs, ["block_size"], ["kv_waste_fraction"])
+    assert [one.settings["block_size"] for one in found.combinations] == ["8", "16", "128"]

@@ -18,7 +18,7 @@ from tests.analysis.served_run import serve_run
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-OF_RUNS = ("results", "compare", "ablate", "report", "trace", "dashboard")
+OF_RUNS = ("results", "compare", "ablate", "report", "trace", "publish", "dashboard")
 
 
 def commands():
@@ -122,7 +122,7 @@ def test_what_is_shown_of_finished_runs_works(page, words, sweep, monkeypatch, c
     if words[0] == "dashboard":
         pytest.importorskip("wandb_workspaces", reason="needs the extra `dashboard`")
     run, other = (sweep / "sweep" / f"{allocator}-16" for allocator in ("paged", "reserve_max"))
-    places = {"SWEEP": sweep / "sweep", "RUN": run, "RUN_OR_SWEEP": run, "results": sweep}
+    places = {"results/block_size": sweep, "SWEEP": sweep / "sweep", "RUN": run, "RUN_OR_SWEEP": run, "results": sweep}
     places |= {"RUN_OR_SWEEP_A": other, "RUN_OR_SWEEP_B": run}
     given = [str(places.get(word, word)) for word in words[1:]]
     monkeypatch.chdir(tmp_path)

@@ -14,7 +14,7 @@ from pagedlab.analysis.metrics import METRICS
 from pagedlab.analysis.report import run_figures, sweep_figures
 from pagedlab.analysis.report.page import Page
 from pagedlab.analysis.report.run_figures import KINDS
-from pagedlab.analysis.runs import Run, axes_of, distinct_axes, setting
+from pagedlab.analysis.runs import Run, axes_of, distinct_axes, ordered, setting
 from pagedlab.recorder.metrics import SPLIT
 from pagedlab.recorder.reading import Facts, damaged, read_object, read_table
 
@@ -64,8 +64,9 @@ def run_page(run: Run) -> str:
 
 
 def sweep_page(root: Path, runs: Seq[Run]) -> str:
-    done = [run for run in runs if run.summary["status"] == "completed"]
     swept = distinct_axes(runs, [axis for axis in axes_of(runs) if axis != "seed"])
+    runs = ordered(runs, swept)
+    done = [run for run in runs if run.summary["status"] == "completed"]
     page = Page(f"pagedlab sweep {root.resolve().name}")
     page.section("Summary")
     seeds = len({run.seed for run in runs})

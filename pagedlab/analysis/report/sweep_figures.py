@@ -111,7 +111,9 @@ def _short(label: str, letters: int) -> str:
 
 
 def _named(run: Run, axes_named: Seq[str]) -> str:
-    return " ".join(f"{axis}={as_text(setting(run, axis))}" for axis in axes_named)
+    """Of more than two axes the values alone, in the order that the page's summary names them in."""
+    values = {axis: as_text(setting(run, axis)) for axis in axes_named}
+    return " ".join(values.values() if len(values) > 2 else (f"{axis}={value}" for axis, value in values.items()))
 
 
 def _averaged(runs: Seq[Run], axes_named: Seq[str], columns: Seq[str]) -> dict[str, list[float]]:
