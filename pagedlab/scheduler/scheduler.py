@@ -140,7 +140,8 @@ class Scheduler:
                 self._cohort.dissolve()
             self._leave(seq, seq.parts)
             for branch in seq.branches:  # one that had ended in a step that failed has its blocks still
-                self.allocator.release(branch.key)
+                if branch.key in self.allocator.holdings:
+                    self.allocator.release(branch.key)
             self._stop(seq)
         else:
             return
