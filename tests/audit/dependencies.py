@@ -72,14 +72,14 @@ MOST_S = 400  # of pip-audit, which asks a server once a package
 def advisories(found: Found) -> None:
     tool = shutil.which("pip-audit", path=str(Path(sys.executable).parent)) or shutil.which("pip-audit")
     if tool is None:
-        found.skipped = "advisories: pip-audit is not installed"
+        found.skipped = "advisories, pip-audit is not installed"
         return
     command = [tool, "-r", str(ROOT / "constraints.txt"), "--no-deps", "--disable-pip", "--progress-spinner=off"]
     command += ["--format=json", "--timeout=5"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_S)
     except subprocess.TimeoutExpired:
-        found.skipped = f"advisories: not known, no source answered for all of them in {MOST_S} s"
+        found.skipped = f"advisories, no source answered for all of them in {MOST_S} s"
         return
     judge(found, done.stdout, done.stderr)
 
@@ -90,9 +90,8 @@ def judge(found: Found, printed: str, said: str) -> None:
     try:
         packages = json.loads(printed)["dependencies"]
     except (ValueError, KeyError, TypeError):
-        found.skipped = (
-            f"advisories: not known, no source answered ({(said.strip().splitlines() or ['nothing'])[-1][:120]})"
-        )
+        last = (said.strip().splitlines() or ["nothing said"])[-1]
+        found.skipped = f"advisories, no source answered ({last[:120]})"
         return
     known = [one for one in packages if "skip_reason" not in one]
     for one in known:
@@ -100,9 +99,7 @@ def judge(found: Found, printed: str, said: str) -> None:
         found.attempt(f"advisories of {one['name']} {one.get('version')}", not names, ", ".join(names))
     found.figures["advisories asked of"] = len(known)
     if len(known) < len(packages):
-        found.skipped = (
-            f"advisories: of {len(packages) - len(known)} of {len(packages)} packages not known, no source answered"
-        )
+        found.skipped = f"advisories of {len(packages) - len(known)} of {len(packages)} packages, no source answered"
 
 
 # ---- what is installed, run or downloaded ---------------------------------------------------------------------------

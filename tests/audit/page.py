@@ -146,7 +146,7 @@ def attempt(every: int) -> Found:
 
 
 def pieces(short: bool) -> list[int]:
-    return [10] if short and browser() is None else [] if short else [1]
+    return [10] if short else [1]
 
 
 CHECK = Check(
