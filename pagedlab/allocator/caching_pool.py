@@ -16,13 +16,14 @@ class CachingPool(BlockPool):
     When free blocks run out the eviction policy chooses among the idle ones. Those that are pinned it is never
     offered. Tells it all that its contract asks for.
 
-    A policy may be anybody's, and fail. So the pool's own books are kept apart from what the policy is told: they are
-    whole, and no block is lost, whichever call of it raises.
+    A policy may be anybody's, and fail. So the pool's own books are kept apart from what the policy is told: `release`
+    tells it nothing, and what it is to know of that it is told before anything else. No block is lost, whichever call
+    of it raises.
     """
 
     def __init__(self, num_blocks: int, block_size: int, eviction: Eviction):
         super().__init__(num_blocks, block_size)
-        self.eviction = eviction
+        self._policy = eviction
         self.evicted: Callable[[int], Iterable[int]] = lambda key: (key,)
         """Told each key that the policy gives up; returns all that are cached no longer with it, itself included."""
         self._keys: dict[int, int] = {}  # of every cached block, held or idle
@@ -30,6 +31,13 @@ class CachingPool(BlockPool):
         self._idle: set[int] = set()
         self._pinned: set[int] = set()
         self._untold: list[int] = []  # idle since a moment ago, which the policy does not know yet
+
+    @property
+    def eviction(self) -> Eviction:
+        """The policy, which knows all that has happened."""
+        if self._untold:
+            self._tell()
+        return self._policy
 
     @property
     def num_idle(self) -> int:
@@ -91,6 +99,7 @@ class CachingPool(BlockPool):
 
     def lift_fences(self) -> None:
         """The step is over."""
+        self._tell()  # what was released while it was fenced
         fenced, self._fenced = self._fenced, set()
         for block in fenced:
             if self.may_go(block):
@@ -127,15 +136,13 @@ class CachingPool(BlockPool):
         self._idle.add(block)
         self._untold.append(block)
 
-    def release(self, ids: Seq[int]) -> int:
-        freed = super().release(ids)
+    def _tell(self) -> None:
         untold, self._untold = self._untold, []
         for block in untold:
             key = self._keys[block]
-            self.eviction.free(key)
+            self._policy.free(key)
             if self.may_go(block):
-                self.eviction.offer(key)
-        return freed
+                self._policy.offer(key)
 
     def _waits(self, block: int) -> bool:
         return super()._waits(block) and block not in self._idle

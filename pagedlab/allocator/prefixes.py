@@ -171,7 +171,11 @@ class Prefixes:
         self.tiers.remove(key)  # computed again, as a block before it was nowhere
         end = node.depth * index.block_size + node.num_tokens
         pinned = end <= seq.request.pin_tokens and self.pool.num_pinned < self.pin_blocks
-        self.pool.cache(place, key, _entry(node), self._retention(seq), pinned and self._parent_pinned(parent))
+        try:
+            self.pool.cache(place, key, _entry(node), self._retention(seq), pinned and self._parent_pinned(parent))
+        except BaseException:  # the policy's
+            index.remove(node)
+            raise
         return node
 
     def _parent_pinned(self, parent: Node) -> bool:

@@ -18,22 +18,15 @@ Event = dict[str, Any]
 _ENGINE, _REQUESTS = 1, 2
 _STEPS, _COPIES, _PREEMPTIONS = 0, 1, 2
 _OF_STEP = ("start_s", "end_s", "step", "batch", "tokens", "prefill_tokens", "running", "waiting")
-_OF_REQUEST = ("id", "source", "prompt_tokens", "output_tokens", "cached_tokens", "preemptions", "arrival_s", "wait_s")
-_OF_REQUEST += ("first_token_s", "finish_s")
-_OF_EVENT = (
-    "replica",
-    "time_s",
-    "step",
-    "kind",
-    "victim",
-    "beneficiary",
-    "reason",
-    "blocks_freed",
-    "tokens_lost",
-    "by",
+_OF_REQUEST = (
+    *("id", "source", "prompt_tokens", "output_tokens", "cached_tokens", "preemptions"),
+    *("arrival_s", "wait_s", "first_token_s", "finish_s"),
 )
-_OF_EVENT += ("fallback", "blocks_moved", "blocks_attached", "bytes_moved", "seconds", "swap_estimate_s")
-_OF_EVENT += ("recompute_estimate_s",)
+_OF_EVENT = (
+    *("replica", "time_s", "step", "kind", "victim", "beneficiary", "reason", "blocks_freed", "tokens_lost", "by"),
+    *("fallback", "blocks_moved", "blocks_attached", "bytes_moved", "seconds"),
+    *("swap_estimate_s", "recompute_estimate_s"),
+)
 _MOVES = {"swap_out_s": "swap out", "swap_in_s": "swap in", "copy_s": "copy on write"}
 
 

@@ -137,6 +137,9 @@ class Scheduler:
             if self._cohort is not None:
                 self._cohort.dissolve()
             self._leave(seq, seq.parts)
+            for branch in seq.branches:  # one that had ended in a step that failed has its blocks still
+                if branch.key in self.allocator.holdings:
+                    self.allocator.release(branch.key)
             self._stop(seq)
         else:
             return

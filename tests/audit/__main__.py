@@ -31,7 +31,7 @@ def table(verdicts: Mapping[str, Verdict], short: bool) -> Table:
         if said != "ok" and not found.faults:
             said += f": at least {verdict.check.least} expected"
         if found.skipped:
-            said += f"; not tried: {found.skipped}"
+            said += f"; NOT KNOWN: {found.skipped}"
         counted = (f"{key} {value:,}" for key, value in found.figures.items() if isinstance(value, int | float))
         what = "; ".join([verdict.check.what, *counted])
         made.add_row(name, what, f"{found.tried:,}", f"{verdict.held:,}", f"{verdict.seconds:.0f}", said)

@@ -12,8 +12,11 @@ from tests.audit import (
     hostile,
     long_run,
     mutations,
+    page,
     programs,
     signals,
+    trackers,
+    workers,
 )
 from tests.audit.harness import Check
 
@@ -26,7 +29,10 @@ CHECKS: dict[str, Check] = {
     "faults": fault_injection.CHECK,
     "bad files": bad_files.CHECK,
     "hostile": hostile.CHECK,
+    "report page": page.CHECK,
+    "W&B": trackers.CHECK,
     "determinism": determinism.CHECK,
+    "workers": workers.CHECK,
     "cases": cases.CHECK,
     "dependencies": dependencies.CHECK,
 }

@@ -122,6 +122,13 @@ REFUSALS = {
     "traces": ("tests/workload/test_traces.py", "tests/workload/test_block_traces.py"),
     "secrets": ("tests/tracker/test_redact.py",),
     "a tracker refused, slow, or full": ("tests/tracker/test_wandb_failures.py",),
+    # Tokens whose Python hashes collide, digests cut to a few bits or all the same, salts, adapters, other weights.
+    "forged hashes": (
+        "tests/prefix_cache/test_engine.py",
+        "tests/prefix_cache/test_index.py",
+        "-k",
+        "e16 or s18 or s19 or e17 or e18 or e19 or e20 or hit or policy",
+    ),
 }
 
 
@@ -155,4 +162,4 @@ def attempt(piece: tuple[str, str]) -> Found:
     return found
 
 
-CHECK = Check("hostile configs, checkpoints, names; secrets in no file; also under -O", pieces, attempt, 600)
+CHECK = Check("hostile configs, checkpoints, names, hashes; secrets in no file; also under -O", pieces, attempt, 600)

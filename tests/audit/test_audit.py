@@ -13,7 +13,7 @@ from pagedlab.allocator.paged import PagedAllocator
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.allocator.prefixes import Prefixes
 from pagedlab.eviction.lru import Lru
-from tests.audit import cases
+from tests.audit import cases, dependencies
 from tests.audit.checks import CHECKS
 from tests.audit.explorer import explore
 from tests.audit.harness import ROOT, Check, Found, record, run_checks, run_piece
@@ -69,6 +69,75 @@ def test_whatever_becomes_of_a_piece_is_a_fault_of_it(piece, said, tmp_path, mon
     found, _ = run_piece(Check("", lambda short: [], lambda piece: Found(), limit_s=limit_s), "any", piece)
     assert len(found.faults) == 1
     assert said in found.faults[0]
+
+
+# ---- packages -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("printed", "tried", "faults", "skipped"),
+    [
+        ({"dependencies": [{"name": "a", "version": "1", "vulns": []}]}, 1, [], ""),
+        (
+            {"dependencies": [{"name": "a", "version": "1", "vulns": [{"id": "CVE-1"}, {"id": "CVE-2"}]}]},
+            1,
+            ["advisories of a 1: CVE-1, CVE-2"],
+            "",
+        ),
+        (
+            {"dependencies": [{"name": "a", "skip_reason": "Dependency not found on PyPI"}]},
+            0,
+            [],
+            "advisories of 1 of 1 packages, no source answered",
+        ),
+        (None, 0, [], "advisories, no source answered (ConnectionError: no)"),
+    ],
+)
+def test_no_answer_about_a_package_is_not_one_that_it_is_sound(printed, tried, faults, skipped):
+    found = Found()
+    dependencies.judge(found, "" if printed is None else json.dumps(printed), "warning\nConnectionError: no\n")
+    assert (found.tried, found.faults, found.skipped) == (tried, faults, skipped)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "$(BIN)/python -m pip install --quiet -e .",
+        "curl -sSf https://example.org/install.sh | sh",
+        "- uses: actions/checkout@v4",
+        "uses: actions/checkout@main",
+        "FROM python:3.11",
+        "image: ubuntu:latest",
+        "rev: main",
+        "git clone https://example.org/x",
+    ],
+)
+def test_what_is_not_pinned_is_found(line):
+    assert list(dependencies.faults_of_recipe(f"all:\n\t{line}\n"))
+
+
+def test_what_is_pinned_is_not():
+    assert not list(
+        dependencies.faults_of_recipe(
+            f"- uses: actions/checkout@{'0a' * 20}\nFROM python@sha256:{'0a' * 32}\n# curl https://x\n"
+            "\tpip install -c constraints.txt \\\n  -e .\n- uses: ./here\n"
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "AutoModel.from_pretrained('a', trust_remote_code=False)",
+        "AutoModel.from_pretrained('a', local_files_only=True)",
+        "AutoModel.from_pretrained('a', local_files_only=True, trust_remote_code=settings.trust)",
+        "snapshot_download('a/b')",
+        "urllib.request.urlopen('https://example.org')",
+        "torch.hub.load('a', 'b')",
+    ],
+)
+def test_a_download_of_no_version_is_found(call):
+    assert list(dependencies.faults_of_code(call))
 
 
 # ---- the cases -----------------------------------------------------------------------------------------------------

@@ -574,6 +574,24 @@ WITH_GROUPS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("workload", "given"),
+    [
+        ("synthetic", "workload.prompt.mean=nan"),
+        ("sharegpt", "workload.max_tokens=0"),
+        ("dialogues", "workload.think.mean_s=-1"),
+        ("mooncake", "workload.limit=0"),
+        *((trace, "workload.repeats=0") for trace in ("azure", "burstgpt", "token_counts", "request_lines")),
+    ],
+)
+def test_a_bad_value_of_a_workload_is_refused_before_any_file_of_it_is_read(workload, given):
+    base = ("executor=fingerprint", "model=tiny_llama", f"workload={workload}", "++workload.path=nowhere.json")
+    base = base[:3] if workload in ("synthetic", "dialogues") else base
+    load_settings(composed(base=base))
+    with pytest.raises(ConfigError, match=f"^{given}.*: expected"):
+        load_settings(composed(given, base=base))
+
+
 @pytest.mark.parametrize(("given", "line"), BAD, ids=[given[:60] for given, _ in BAD])
 def test_a_bad_value_is_one_line_that_names_it(given, line):
     values = given.split(" ") if "' '" not in given else [given]

@@ -7,6 +7,7 @@ account of `Watched`.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -457,3 +458,42 @@ def test_the_same_run_gives_the_same_steps():
         serve(world, scheduler, make_executor(scheduler), recorder)
         steps.append(recorder.steps)
     assert steps[0] == steps[1]
+
+
+# ---- a policy that fails --------------------------------------------------------------------------------------------
+
+
+def fail_at(number, owner, name, monkeypatch):
+    """The call of that number raises instead."""
+    real, calls = getattr(owner, name), count(1)
+
+    def call(*what):
+        if next(calls) == number:
+            raise RuntimeError("a fault of the policy")
+        return real(*what)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def serve_some(engine, seqs):
+    for prompt in ([*A, *B, 1], [*A, *B, 2], X + C + B, [*A, *B, 1], [*A, *X, 3], C + X + C, B + B + X):
+        seqs.append(engine.submit(prompt, 3))
+        while engine.scheduler.has_work:
+            engine.step()
+
+
+@both
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("call", ["miss", "insert", "hit", "free", "offer", "withdraw", "evict"])
+def test_no_block_is_lost_when_a_policy_fails_in_any_call(kind, call, number, monkeypatch):
+    """A policy may be anybody's. Whoever is served when it fails is aborted, and every block is free or idle."""
+    engine, seqs = Engine(kind, num_blocks=6), []
+    fail_at(number, engine.pool.eviction, call, monkeypatch)
+    with pytest.raises(RuntimeError, match="a fault of the policy"):
+        serve_some(engine, seqs)
+    for seq in seqs:
+        engine.scheduler.abort(seq)
+    engine.allocator.step_over()
+    assert engine.pool.num_free + engine.pool.num_idle == 6
+    assert not any(engine.pool.ref)
+    assert not engine.allocator.holdings

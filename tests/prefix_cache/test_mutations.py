@@ -72,7 +72,7 @@ MUTATIONS = {
     "a tail is cached by hash_chain": (Prefixes, "settle", "tail and index.keeps_tails", "tail"),
     "copying from a block is not told to the policy": (
         Prefixes,
-        "take",
+        "_taken",
         "self.pool.eviction.hit(match.partial.key, retention)",
         "pass",
     ),
@@ -109,7 +109,7 @@ MUTATIONS = {
         "self.counts.evictions += len(gone)",
         "self.counts.evictions += 1",
     ),
-    "a cached block is said to be missed": (Prefixes, "take", "if key not in self.index.nodes:", "if True:"),
+    "a cached block is said to be missed": (Prefixes, "_taken", "if key not in self.index.nodes:", "if True:"),
     "hits are not reported to the engine": (PagedAllocator, "_blocks_at_admission", "match.num_tokens(size)", "0"),
 }
 

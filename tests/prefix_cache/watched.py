@@ -276,6 +276,7 @@ class Watched:
         def watched_release(key: Any) -> int:
             freed.clear()
             count = release(key)
+            _ = pool.eviction  # which is told now
             must("I22", freed == sorted(freed, reverse=True), "depths of the blocks let go:", freed)
             return count
 

@@ -32,7 +32,15 @@ _MOST_ROWS = 500
 _OF_A_SPREAD = ("mean", "p50", "p90", "p99")
 _OF_A_ROW = ("id", "source", "client", "prompt_tokens", "output_tokens", "preemptions", "ttft_s", "e2e_s")
 # Of the summary, what is always a number.
-_NUMBERS = ("completed", "refused", "num_requests", "duration_s", "steps", "output_tokens_per_s", "mean_batch_size")
+_NUMBERS: tuple[str, ...] = (
+    "completed",
+    "refused",
+    "num_requests",
+    "duration_s",
+    "steps",
+    "output_tokens_per_s",
+    "mean_batch_size",
+)
 _NUMBERS += ("peak_batch_size", "kv_waste_fraction", "recomputed_tokens", "prefix_hit_rate", "prefix_hit_tokens")
 _NUMBERS += ("prefix_evicted_blocks", "prefill_saved_s", "blocks_saved_fraction", "preemptions", "swaps")
 _NUMBERS += ("preemptions_outranked", *(f"kv_{kind}_fraction" for kind in SPLIT))

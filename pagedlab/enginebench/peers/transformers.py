@@ -9,7 +9,9 @@ BATCH = 16
 
 def load(work):
     torch.set_num_threads(work["threads"])
-    model = AutoModelForCausalLM.from_pretrained(work["model"], dtype=getattr(torch, work["dtype"])).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        work["model"], dtype=getattr(torch, work["dtype"]), local_files_only=True, trust_remote_code=False
+    ).eval()
     model.generation_config.eos_token_id = None
 
     def serve(requests):
