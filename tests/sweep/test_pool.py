@@ -66,7 +66,7 @@ def rows_of(folder):
 
 
 def test_what_becomes_of_each_job_is_its_own(tmp_path):
-    done = call(tmp_path, "block_size=1,2,3,4,16,17", "jobs=3", "job_timeout_s=2")
+    done = call(tmp_path, "block_size=1,2,3,4,16,17", "jobs=3", "job_timeout_s=6")
     assert done.returncode == 1, done.stderr
     rows = rows_of(tmp_path)
     assert [(row["block_size"], row["status"]) for row in rows] == [
@@ -77,7 +77,7 @@ def test_what_becomes_of_each_job_is_its_own(tmp_path):
     assert [row["error"] for row in rows[:4]] == [
         "its process ended with exit code 3",
         "its process ended with SIGSEGV",
-        "took longer than job_timeout_s=2",
+        "took longer than job_timeout_s=6",
         "RuntimeError: broken",
     ]
     share = str(max(1, len(os.sched_getaffinity(0)) // 3))
