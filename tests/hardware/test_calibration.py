@@ -229,6 +229,16 @@ def test_local_takes_what_was_calibrated_here(cache):
     assert files.calibration_of(run_of("hardware.calibration=null"), MODEL) is None
 
 
+def test_auto_passes_over_what_an_older_version_left_in_the_cache(cache):
+    older = put(cache, calibration(threads=1))
+    older.write_text(older.read_text().replace("host_step_us:", "host_step_s:"))
+    assert files.calibration_of(run_of(), MODEL) is None
+    put(cache, calibration())
+    assert files.calibration_of(run_of(), MODEL).key["threads"] == 2
+    with pytest.raises(ConfigError, match=r"hardware\.host_step_us=None"):
+        files.calibration_of(run_of(f"hardware.calibration={older}"), MODEL)
+
+
 def test_a_constant_on_the_command_line_is_the_users_own(cache):
     put(cache, calibration())
     found = files.calibration_of(run_of("hardware.bandwidth_gb_s=123"), MODEL).hardware

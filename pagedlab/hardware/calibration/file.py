@@ -87,13 +87,21 @@ def calibration_of(settings: Settings, model: Architecture) -> Calibration | Non
             raise ConfigError(f"hardware.calibration={choice}: was made for {other}")
     else:
         pattern = f"{Path(str(wanted['model'])).name}-{wanted['sizes']}-*.yaml"
-        found = [read(file) for file in sorted(folder().glob(pattern))]
+        found = [each for file in sorted(folder().glob(pattern)) if (each := _read_or_none(file)) is not None]
         here = wanted | machine() if found else wanted
         of_here = [each for each in found if mismatch(each.key, here) is None]
         if not of_here:
             return None
         chosen = max(of_here, key=lambda each: each.made_at)
     return replace(chosen, hardware=replace(chosen.hardware, **_own_constants(settings.hardware)))
+
+
+def _read_or_none(file: Path) -> Calibration | None:
+    """None for a file of the cache that is none of this code's: an older version had other constants in it."""
+    try:
+        return read(file)
+    except ConfigError:
+        return None
 
 
 def _own_constants(given: HardwareSettings) -> dict[str, Any]:
