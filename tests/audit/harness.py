@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,15 @@ class Verdict:
         return enough and not self.found.faults
 
 
+_running: set[int] = set()  # each leads a session of its own, which no signal of the terminal reaches
+
+
+def _end(pid: int) -> None:
+    """The process, and what it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
 def run_piece(check: Check, name: str, piece: Any) -> tuple[Found, float]:
     """What a piece finds in a process of its own, and the seconds it took."""
     command = [sys.executable, "-m", "tests.audit.piece", name, json.dumps(piece)]
@@ -93,12 +103,15 @@ def run_piece(check: Check, name: str, piece: Any) -> tuple[Found, float]:
         text=True,
         start_new_session=True,
     )
+    _running.add(process.pid)
     try:
         printed, said = process.communicate(timeout=check.limit_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # what it has started as well
+        _end(process.pid)
         process.communicate()
         return Found(1, [f"{piece}: still running after {check.limit_s} s"]), time.perf_counter() - began
+    finally:
+        _running.discard(process.pid)
     took = time.perf_counter() - began
     if process.returncode:
         last = (said.strip().splitlines() or ["nothing said"])[-1]
@@ -115,16 +128,22 @@ def run_checks(
     left = {name: sum(of == name for of, _ in pieces) for name in checks}
     with ThreadPoolExecutor(processes) as pool:
         running = {pool.submit(run_piece, checks[name], name, piece): name for name, piece in pieces}
-        for future in as_completed(running):
-            name = running[future]
-            found, seconds = future.result()
-            verdicts[name].found.join(found)
-            verdicts[name].seconds += seconds
-            left[name] -= 1
-            for fault in found.faults:
-                say(f"{name}: {fault}")
-            if not left[name]:
-                say(f"{name}: {verdicts[name].found.tried} tried, {verdicts[name].held} held")
+        try:
+            for future in as_completed(running):
+                name = running[future]
+                found, seconds = future.result()
+                verdicts[name].found.join(found)
+                verdicts[name].seconds += seconds
+                left[name] -= 1
+                for fault in found.faults:
+                    say(f"{name}: {fault}")
+                if not left[name]:
+                    say(f"{name}: {verdicts[name].found.tried} tried, {verdicts[name].held} held")
+        except BaseException:  # Ctrl-C
+            pool.shutdown(wait=False, cancel_futures=True)
+            for pid in list(_running):
+                _end(pid)
+            raise
     return verdicts
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import time
 
 import pytest
 
@@ -138,6 +140,24 @@ def test_what_is_pinned_is_not():
 )
 def test_a_download_of_no_version_is_found(call):
     assert list(dependencies.faults_of_code(call))
+
+
+def test_an_audit_that_is_stopped_leaves_no_piece_running(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ncase "$4" in *quick*) exit 3;; esac\necho $$ > {tmp_path / "pid"}\nexec sleep 60\n')
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+
+    def stop(line):
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    check = Check("", lambda short: ["slow", "quick"], lambda piece: Found())
+    with pytest.raises(KeyboardInterrupt):
+        run_checks({"any": check}, short=False, processes=2, say=stop)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 # ---- the cases -----------------------------------------------------------------------------------------------------
