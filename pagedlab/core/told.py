@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -33,8 +34,8 @@ class _Growing:
 
     __slots__ = ()
 
-    def array(self) -> np.ndarray:
-        raise NotImplementedError
+    @abstractmethod  # without ABC, whose isinstance() is slow and asked for every sequence that joins a cohort
+    def array(self) -> np.ndarray: ...
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self.array().astype(dtype) if dtype is not None else self.array()
