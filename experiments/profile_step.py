@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,9 @@ def profile_job(job: Job, interrupts: Interrupts) -> None:
     print(f"run folder: {job.folder}")
 
 
+_PROGRAM = "decode steps as one program"
+
+
 class Stopwatch:
     """Seconds and calls by part. Parts do not overlap: one inside another is taken off the outer one."""
 
@@ -70,6 +73,8 @@ class Stopwatch:
         self.seconds: dict[str, float] = defaultdict(float)
         self.calls: dict[str, int] = defaultdict(int)
         self._open: list[tuple[str, float]] = []  # part, when it began, later for what is inside
+        self._program: Any = None  # keeps its own times, as ticks
+        self._ticks: Counter[str] = Counter()
 
     def enter(self, part: str) -> None:
         self._open.append((part, time.perf_counter()))
@@ -111,6 +116,10 @@ class Stopwatch:
         self.around(executor.kernel, "decode", "attention, decode")
         self.around(executor.kernel, "prefill", "attention, prefill")
         self.around(torch_executor, "choose", "sampling")
+        if executor.program is not None:
+            self.around(executor.program, "run", "model: element-wise parts and Python")
+            self.around(executor.program, "go", _PROGRAM)
+            self._program, self._ticks = executor.program, executor.program.ticks()
         head = executor.model.get_output_embeddings()
         for module in executor.model.modules():
             part = "head" if module is head else _part_of(module)
@@ -120,6 +129,10 @@ class Stopwatch:
 
     def rows(self, total: float, steps: int) -> list[dict[str, Any]]:
         parts = dict(self.seconds)
+        if spent := parts.pop(_PROGRAM, 0.0):
+            ticks = self._program.ticks() - self._ticks
+            for part, share in ticks.items():
+                parts[part] = parts.get(part, 0.0) + spent * share / ticks.total()
         parts["engine loop"] = total - sum(parts.values())
         return [
             {

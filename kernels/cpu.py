@@ -15,12 +15,12 @@ from pagedlab.kernels.base import KERNELS, Kernel, PagedBatch
 from pagedlab.kernels.threads import run
 from pagedlab.kernels.torch import TorchKernel
 
-_SPLIT = 256  # tokens: a shorter piece is not worth a thread of its own
+SPLIT = 256  # tokens: a shorter piece is not worth a thread of its own
 _SERIAL = 256  # tokens that one thread writes in less time than others take to wake up
 
 
 @dataclass(slots=True)
-class _Work:
+class Work:
     """The decodes of a step as items and merges (see cpu_compiled.py), int64; rows: of output, pieces included."""
 
     items: torch.Tensor
@@ -78,7 +78,7 @@ class CpuKernel(Kernel):
         work = batch.scratch.get(key)
         if work is None:
             contexts = batch.contexts[: batch.num_decodes]
-            work = batch.scratch[key] = _divide(contexts, window, threads, self._compiled.TILE)
+            work = batch.scratch[key] = divide(contexts, window, threads, self._compiled.TILE)
         scaled = (query.float() * (scale * math.log2(math.e))).contiguous()  # the softmax is in powers of two
         out = torch.empty(work.rows, heads, head_dim)
         statistics = torch.empty(2, work.rows, heads)
@@ -121,11 +121,11 @@ class CpuKernel(Kernel):
         self._torch.swap_blocks(sources, destinations, pairs)
 
 
-def _divide(contexts: list[int], window: int | None, threads: int, tile: int) -> _Work:
+def divide(contexts: list[int], window: int | None, threads: int, tile: int) -> Work:
     """One item a sequence, the longest first; cut where otherwise a thread would be left with most of the tokens."""
     begins = [0 if window is None else max(0, context - window) for context in contexts]
     total = sum(contexts) - sum(begins)
-    limit = max(_SPLIT, -(-total // (2 * threads)))
+    limit = max(SPLIT, -(-total // (2 * threads)))
     items, merges, rows = [], [], len(contexts)
     for s, (begin, end) in enumerate(zip(begins, contexts, strict=True)):
         pieces = -(-(end - begin) // limit)
@@ -139,4 +139,4 @@ def _divide(contexts: list[int], window: int | None, threads: int, tile: int) ->
             items.append((s, first, last, rows))
             rows += 1
     items.sort(key=lambda item: item[1] - item[2])
-    return _Work(torch.tensor(items), torch.tensor(merges, dtype=torch.int64), rows)
+    return Work(torch.tensor(items), torch.tensor(merges, dtype=torch.int64), rows)

@@ -20,7 +20,7 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"reassoc", "con
 _i16, _i32, _i64, _f32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 # 2 ** x from -1/2 to 1/2, the highest power first: relative error below 2e-7.
 _POLYNOMIAL = (1.5353362e-4, 1.3398874e-3, 9.6184374e-3, 5.5503325e-2, 2.4022648e-1, 6.9314720e-1, 1.0)
-_LOG2E = math.log2(math.e)
+_LOG2E, _LN2 = math.log2(math.e), math.log(2)
 
 
 def _at(builder: ir.IRBuilder, address: Any, at: Any, element: ir.Type) -> Any:
@@ -59,6 +59,16 @@ def _store(typing: Any, bits: Any, address: Any, at: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(bits, types.int64, types.int64, types.float32), generate
+
+
+@intrinsic
+def _integer(typing: Any, address: Any, at: Any) -> Any:
+    """int64 number `at`."""
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        return builder.load(_at(builder, args[0], args[1], _i64))
+
+    return types.int64(types.int64, types.int64), generate
 
 
 @intrinsic
@@ -179,3 +189,81 @@ def rotate_body(bits: int) -> Any:
                             _store(bits, out, to + half + i, right)
 
     return _body(rotate)
+
+
+@lru_cache
+def place_body(bits: int) -> Any:
+    """What lies between a layer's first product and its attention, for decodes: queries rotated and scaled, keys
+    rotated into their slots, values into theirs. Fields: 0 next rows, 1 rows, 2 their queries, keys and values side by
+    side, 3 row stride, 4 cos, 5 sin (both [rows, D]), 6 D, 7 query heads, 8 KV heads, 9 address of the queries' factor
+    (fp32), 10 queries out (fp32 [rows, H, D]), 11 k_cache, 12 v_cache, 13 slots (int64; -1: nowhere)."""
+
+    def place(fields: Any) -> None:
+        f = carray(fields, 14)
+        rows, x, stride, cos, sin, dim, heads, kv_heads = f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8]
+        factor, half = _load(32, f[9], 0), dim // 2
+        while True:
+            first = _take(fields) * ROWS
+            if first >= rows:
+                break
+            for row in range(first, min(first + ROWS, rows)):
+                angle, slot = row * dim, _integer(f[13], row)
+                for head in range(heads if slot < 0 else heads + kv_heads):
+                    at = row * stride + head * dim
+                    for i in range(half):
+                        a, b = _load(bits, x, at + i), _load(bits, x, at + half + i)
+                        left = a * _load(bits, cos, angle + i) - b * _load(bits, sin, angle + i)
+                        right = b * _load(bits, cos, angle + half + i) + a * _load(bits, sin, angle + half + i)
+                        if head < heads:
+                            to = (row * heads + head) * dim + i
+                            _store(32, f[10], to, left * factor)
+                            _store(32, f[10], to + half, right * factor)
+                        else:
+                            to = (slot * kv_heads + head - heads) * dim + i
+                            _store(bits, f[11], to, left)
+                            _store(bits, f[11], to + half, right)
+                if slot >= 0:
+                    values = row * stride + (heads + kv_heads) * dim
+                    for i in range(kv_heads * dim):
+                        _store(bits, f[12], slot * kv_heads * dim + i, _load(bits, x, values + i))
+
+    return _body(place)
+
+
+@lru_cache
+def finish_body(bits: int) -> Any:
+    """Rows of decode attention into the model's dtype, those that were cut from their pieces. Fields: 0 next rows,
+    1 rows, 2 attention (fp32, pieces behind the rows), 3 maxima, 4 sums (of each row and head), 5 heads, 6 D, 7 of each
+    row its first piece and their number, 0 where it is whole (int64), 8 out."""
+
+    def finish(fields: Any) -> None:
+        f = carray(fields, 9)
+        rows, x, maxima, sums, heads, dim, pieces, out = f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8]
+        size = heads * dim
+        while True:
+            first = _take(fields) * ROWS
+            if first >= rows:
+                break
+            for row in range(first, min(first + ROWS, rows)):
+                piece, count = _integer(pieces, 2 * row), _integer(pieces, 2 * row + 1)
+                if count == 0:
+                    for i in range(size):
+                        _store(bits, out, row * size + i, _load(32, x, row * size + i))
+                    continue
+                for head in range(heads):
+                    largest = _load(32, maxima, piece * heads + head)
+                    for p in range(piece + 1, piece + count):
+                        largest = max(largest, _load(32, maxima, p * heads + head))
+                    total = np.float32(0)
+                    for p in range(piece, piece + count):
+                        below = (largest - _load(32, maxima, p * heads + head)) * np.float32(_LN2)
+                        weight = _load(32, sums, p * heads + head) * _shrunk(below)
+                        total += weight
+                        _store(32, maxima, p * heads + head, weight)  # they have served
+                    for i in range(head * dim, head * dim + dim):
+                        value = np.float32(0)
+                        for p in range(piece, piece + count):
+                            value += _load(32, maxima, p * heads + head) * _load(32, x, p * size + i)
+                        _store(bits, out, row * size + i, value / total)
+
+    return _body(finish)

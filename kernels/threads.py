@@ -21,6 +21,19 @@ def run(body: Any, fields: tuple[int, ...], threads: int) -> None:
 
 
 @cache
+def helpers() -> tuple[int, int]:
+    """Addresses of two functions int f(void): one says on how many threads the body that calls it is run (0: as many
+    as were asked for), one yields the core to whoever else waits for it."""
+    library = ctypes.CDLL(None)
+    counted = 0 if _openmp() is None else _address(library.omp_get_num_threads)
+    return counted, _address(library.sched_yield)
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+@cache
 def _openmp() -> Any:
     """The entry of the OpenMP library that torch itself runs on: GOMP_parallel(function, data, threads, flags).
 

@@ -23,14 +23,14 @@ class FusedNorm(nn.Module):
     def __init__(self, plain: nn.Module, weight: torch.Tensor, eps: float, ops: Elementwise):
         super().__init__()
         self._plain = (plain,)  # for x in another dtype; in a tuple, so that it counts as no part of the model
-        self._weight = weight.detach().clone()
-        weight.data = self._weight
-        self._eps = torch.tensor([eps], dtype=torch.float32)
+        self.weight = weight.detach().clone()
+        weight.data = self.weight
+        self.eps = torch.tensor([eps], dtype=torch.float32)
         self._ops = ops
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.dtype is self._weight.dtype:
-            return self._ops.norm(x, self._weight, self._eps)
+        if x.dtype is self.weight.dtype:
+            return self._ops.norm(x, self.weight, self.eps)
         out: torch.Tensor = self._plain[0](x)
         return out
 

@@ -63,10 +63,6 @@ class DecodeGraphs:
         self._max_model_len = max_model_len
         self._recorded: dict[int, tuple[Fed, Callable[[], torch.Tensor]]] = {}
 
-    def takes(self, step: StepInputs) -> bool:
-        """Whether the step is decode only, each sequence feeding the token whose successor is sampled."""
-        return step.num_decodes == len(step.sampled) == len(step.order)
-
     def run(self, step: StepInputs, device: torch.device) -> torch.Tensor:
         """Logits of the step's sequences, [S, V]: valid until the next run."""
         count = step.num_decodes

@@ -32,6 +32,11 @@ class StepInputs:
     sampled: np.ndarray
     sampled_seqs: np.ndarray
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether each sequence feeds one token, the one whose successor is sampled."""
+        return self.num_decodes == len(self.sampled) == len(self.order)
+
 
 class InputBuilder:
     """Keeps one row a running sequence: its block table and its token ids. A step touches only what changed."""

@@ -3,7 +3,7 @@
 The modules stay the definition of what is computed. One is replaced only where its own output on random numbers is that
 of its replacement, within the rounding of the dtype; whatever is not known, or computes something else, stays as it is.
 
-- weights of linear layers laid out once for oneDNN's products; queries, keys and values as one product, gate and up too
+- weights of linear layers laid out once (kernels/product.py); queries, keys and values as one product, gate and up too
 - norms, gates and rotary embeddings in one pass each (kernels/elementwise.py)
 """
 
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from pagedlab.core.errors import ConfigError
 from pagedlab.executor.fused import FusedNorm, FusedRotary, GatedFeedForward, rotary_of, rotate_by
-from pagedlab.executor.packed import PackedLinear, Part, Shared, can_pack, merged
+from pagedlab.executor.packed import PackedLinear, Part, Shared, merged
 from pagedlab.kernels.elementwise import DTYPES, Elementwise
 
 _QKV = ("q_proj", "k_proj", "v_proj")
@@ -35,21 +35,19 @@ def optimize(model: PreTrainedModel) -> str:
         return f"nothing: written for a CPU, the model is on {model.device.type}"
     if model.dtype not in DTYPES:
         return f"nothing: no such code for {str(model.dtype).removeprefix('torch.')}"
-    return _Pass(model).run()
+    try:
+        return _Pass(model, Elementwise(model.dtype)).run()
+    except ConfigError as error:  # of what nothing has been replaced yet
+        return f"nothing: {error}"
 
 
 class _Pass:
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, ops: Elementwise):
         self._model = model
         self._dtype = model.dtype
-        self._pack = can_pack(model.dtype)
+        self._ops = ops
         self._done: Counter[str] = Counter()
         self._left: Counter[str] = Counter()
-        self._ops: Elementwise | None = None
-        try:
-            self._ops = Elementwise(model.dtype)
-        except ConfigError:
-            self._left["element-wise parts, which need numba"] += 1
         # Leaves of random numbers of its own, so that no other draw depends on what was optimised.
         self._random = torch.Generator().manual_seed(0)
 
@@ -65,20 +63,19 @@ class _Pass:
                 self._done["weights packed"] += 1
             elif not isinstance(module, nn.Embedding) and _has_matrices(module):
                 self._left[type(module).__name__] += 1
-        if self._pack:
-            _give_back(self._model)
+        _give_back(self._model)
         done = ", ".join(f"{count} {what}" for what, count in self._done.items()) or "nothing"
         left = ", ".join(f"{count} {what}" for what, count in self._left.items())
         return f"{done}; as they were: {left}" if left else done
 
     def _feed_forwards(self, parent: nn.Module) -> None:
         for name, module in list(parent.named_children()):
-            if self._ops is None or {n for n, _ in module.named_children()} != set(_MLP):
+            if {n for n, _ in module.named_children()} != set(_MLP):
                 continue
             gate, up, down = (getattr(module, n) for n in _MLP[:3])
             if not all(type(x) is nn.Linear for x in (gate, up, down)) or up.in_features != gate.in_features:
                 continue
-            fused = GatedFeedForward(self._linear(*merged([gate, up])), self._linear(down.weight, down.bias), self._ops)
+            fused = GatedFeedForward(PackedLinear(*merged([gate, up])), PackedLinear(down.weight, down.bias), self._ops)
             if self._same(module, fused, gate.in_features):
                 setattr(parent, name, fused)
                 self._done["gated feed-forwards fused"] += 1
@@ -89,8 +86,8 @@ class _Pass:
         linears = [x for name in _QKV if type(x := getattr(module, name, None)) is nn.Linear]
         if len(linears) == len(_QKV) and len({x.in_features for x in linears}) == 1:
             self._merge(module, linears)
-        rotary = rotary_of(module) if self._ops is not None and hasattr(module, "layer_idx") else None
-        if rotary is None or self._ops is None:
+        rotary = rotary_of(module) if hasattr(module, "layer_idx") else None
+        if rotary is None:
             return
         fused = FusedRotary(rotary, self._ops)
         if self._rotates(rotary, fused, getattr(module, "head_dim", 0)):
@@ -100,7 +97,7 @@ class _Pass:
             self._left[f"{type(module).__name__}'s rotary embeddings"] += 1
 
     def _merge(self, module: nn.Module, linears: list[nn.Linear]) -> None:
-        product = self._linear(*merged(linears))
+        product = PackedLinear(*merged(linears))
         shared, start = Shared(product, len(linears)), 0
         for name, linear in zip(_QKV, linears, strict=True):
             stop = start + linear.out_features
@@ -110,7 +107,7 @@ class _Pass:
 
     def _norms(self, parent: nn.Module) -> None:
         for name, module in list(parent.named_children()):
-            if not type(module).__name__.endswith("RMSNorm") or self._ops is None:
+            if not type(module).__name__.endswith("RMSNorm"):
                 continue
             eps, weight = getattr(module, "variance_epsilon", getattr(module, "eps", None)), module.weight
             if isinstance(eps, float) and isinstance(weight, torch.Tensor) and weight.dtype is self._dtype:
@@ -123,17 +120,8 @@ class _Pass:
 
     def _linears(self, parent: nn.Module) -> None:
         for name, module in list(parent.named_children()):
-            if type(module) is nn.Linear and self._pack:
-                setattr(parent, name, self._linear(module.weight, module.bias))
-
-    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
-        if self._pack:
-            return PackedLinear(weight, bias)
-        linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-        linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
-        if bias is not None:
-            linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
-        return linear
+            if type(module) is nn.Linear:
+                setattr(parent, name, PackedLinear(module.weight, module.bias))
 
     def _draw(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self._random).to(self._dtype)

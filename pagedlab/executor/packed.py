@@ -1,35 +1,23 @@
-"""Linear layers for a CPU: weights laid out once as oneDNN's products read them, and products merged that share an
-input."""
+"""Linear layers for a CPU: weights laid out once as products read them, and products merged that share an input."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-_ROWS = 512  # the layout for products of so many rows is as good as any other down to two
-
-
-def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this CPU and this torch have packed products in `dtype`."""
-    ops = torch.ops.mkldnn
-    if not torch.backends.mkldnn.is_available() or not hasattr(ops, "_reorder_linear_weight"):  # type: ignore[no-untyped-call]
-        return False
-    return dtype is torch.float32 or (dtype is torch.bfloat16 and bool(ops._is_mkldnn_bf16_supported()))
+from pagedlab.kernels.product import Product
 
 
 class PackedLinear(nn.Module):
-    """x [..., in_features] times weight^T, plus bias: nn.Linear without gradients. It keeps no other copy of the
-    weight [out_features, in_features]."""
+    """x [..., in_features] times weight^T, plus bias: nn.Linear without gradients, for the weight's dtype."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None):
         super().__init__()
+        self.product = Product(weight, bias)
         self.out_features, self.in_features = weight.shape
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
-        self._bias = None if bias is None else bias.detach()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return out
+        return self.product(x)
 
 
 class Part(nn.Module):
@@ -39,7 +27,7 @@ class Part(nn.Module):
     def __init__(self, product: nn.Module, shared: Shared, columns: slice, owner: bool):
         super().__init__()
         # A module has one parent: the others refer to it without being that.
-        self._product = product if owner else (product,)
+        self.whole = product if owner else (product,)
         self._shared, self._columns = shared, columns
         self.in_features, self.out_features = product.in_features, columns.stop - columns.start
 

@@ -18,9 +18,12 @@ from pagedlab.core.plan import Choice, Copy, Outcome, Plan
 from pagedlab.executor import kv_memory
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason
 from pagedlab.executor.choices import choose
+from pagedlab.executor.decoder_parts import NoProgram
 from pagedlab.executor.graphs import DecodeGraphs, Fed, Record, cuda_record
 from pagedlab.executor.inputs import InputBuilder, StepInputs
 from pagedlab.executor.optimize import optimize
+from pagedlab.executor.program import DecodeProgram
+from pagedlab.executor.program_trial import try_program
 from pagedlab.kernels.base import Kernel, PagedBatch, make_kernel
 from pagedlab.model.load import load_model
 from pagedlab.model.shape import ModelShape
@@ -84,6 +87,7 @@ class TorchExecutor(Executor):
         AttentionInterface.register(self._attention, self._attend)
         model.set_attn_implementation(self._attention)
         self._rows_only = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.program: DecodeProgram | None = None
         self._graphs: DecodeGraphs | None = None
         if record is not None:
             if not kernel.capturable:
@@ -110,10 +114,13 @@ class TorchExecutor(Executor):
         executor = cls(model, shape, kernel, cache, record)
         executor.optimized = optimized
         executor.warm_up()
+        if settings.model.optimize == "auto":
+            executor.optimized = f"{optimized}; decode steps {executor.make_program()}"
         return executor
 
     def close(self) -> None:
         AttentionInterface._global_mapping.pop(self._attention, None)
+        self.program = None  # it points into the cache
         self.k_cache, self.v_cache, self.host_cache = [], [], []
         if self.device.type == "cuda":
             del self.model
@@ -145,6 +152,22 @@ class TorchExecutor(Executor):
                 sampled_seqs=np.arange(2),
             )
         )
+
+    @torch.inference_mode()
+    def make_program(self) -> str:
+        """From now on decode steps run as a program, where the model and the kernel are such. How they run, in words."""
+        if self.kernel.name != "cpu":
+            return f"through the modules: kernel={self.kernel.name}"
+        if any(window is not None for window in self._windows):
+            return "through the modules: it attends in windows"
+        rows = self.inputs.block_table.shape[0]
+        try:
+            program = DecodeProgram(self.model, self.k_cache, self.v_cache, rows, torch.get_num_threads())
+            try_program(program, self.model, self._forward, self.k_cache, self.v_cache, rows)
+        except NoProgram as reason:
+            return f"through the modules: {reason}"
+        self.program = program
+        return "as one program"
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> Outcome:
@@ -191,7 +214,9 @@ class TorchExecutor(Executor):
         def to(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
             return torch.from_numpy(array).to(self.device, dtype)
 
-        if self._graphs is not None and self._graphs.takes(step):
+        if self.program is not None and step.is_decode:
+            return self.program.run(step)
+        if self._graphs is not None and step.is_decode:
             return self._graphs.run(step, self.device)
         batch = PagedBatch(
             slot_mapping=to(step.slot_mapping, torch.int64),

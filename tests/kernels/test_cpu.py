@@ -101,7 +101,7 @@ def test_the_pieces_cover_each_context_once_and_none_is_empty():
     for threads in (1, 2, 7, 64):
         for contexts in ([1], [256], [257], [4097, 1, 300], [5000] * 3, [100] * 40):
             for window in (None, 1, 255, 3000):
-                work = cpu_kernel._divide(contexts, window, threads, 16)
+                work = cpu_kernel.divide(contexts, window, threads, 16)
                 seen = {s: [] for s in range(len(contexts))}
                 for s, begin, end, _ in sorted(work.items.tolist()):
                     assert begin < end

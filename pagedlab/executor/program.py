@@ -1,0 +1,171 @@
+"""Decode steps on a CPU as one program: what the modules of a model compute for a batch of single tokens, as a list of
+compiled bodies (`kernels/program_compiled.py`) that all threads run through without Python between.
+
+It is to a CPU what a recorded graph is to a GPU (`graphs.py`): between two decode steps only numbers change, so the
+bodies' fields are filled in once, and a step writes its numbers where they read them. A step of a small model is some
+thousand calls of modules otherwise, which take longer than their arithmetic.
+
+The modules stay the definition: a program is read off those that `optimize.py` has made, and `program_trial.py` takes it
+only if each layer makes of a step of random tokens what the modules make of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from pagedlab.executor.decoder_parts import decoder_parts
+from pagedlab.executor.fused import FusedNorm
+from pagedlab.executor.inputs import StepInputs
+from pagedlab.kernels.cpu import divide
+from pagedlab.kernels.product import Product
+from pagedlab.kernels.threads import helpers, run
+
+_FIELDS = 24  # int64 numbers kept for a body, more than any has
+NORM, PRODUCT, PLACE, ATTEND, FINISH, GATE, HEAD = (
+    "norms", "GEMMs", "rotary and KV write", "attention, decode", "attention, rounding", "activations", "head",
+)  # fmt: skip
+
+
+class DecodeProgram:
+    """Buffers, fields and the list for up to `rows` sequences. k_cache, v_cache: one of each a layer, [N, B, KVH, D]."""
+
+    def __init__(
+        self, model: PreTrainedModel, k_cache: list[torch.Tensor], v_cache: list[torch.Tensor], rows: int, threads: int
+    ):
+        from pagedlab.kernels import cpu_compiled, elementwise_compiled, program_compiled
+
+        block_size, kv_heads, dim = k_cache[0].shape[1:]
+        parts = decoder_parts(model, kv_heads, dim)
+        dtype, bits = model.dtype, 8 * model.dtype.itemsize
+        self._embedding, self._rotary = parts.embedding, parts.rotary
+        self._body = program_compiled.program_body()
+        self._tile, self._threads = cpu_compiled.TILE, threads
+        hidden, heads, inner = parts.hidden, parts.heads, parts.inner
+
+        def space(count: int, *shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
+            self._kept.append(torch.zeros((count, *shape), dtype=kind))
+            return self._kept[-1]
+
+        self._kept: list[torch.Tensor] = []  # whatever the fields point to
+        most = 2 * rows + 2 * threads  # rows of attention: each piece of a sequence that is cut has its own
+        self.x, normed = space(rows, hidden), space(rows, hidden)
+        qkv, gates = space(rows, parts.layers[0].qkv.columns), space(rows, parts.layers[0].gate_up.columns)
+        query, attended = space(rows, heads, dim, kind=torch.float32), space(most, heads, dim, kind=torch.float32)
+        maxima, sums = space(most, heads, kind=torch.float32), space(most, heads, kind=torch.float32)
+        out, activated = space(rows, heads * dim), space(rows, inner)
+        scratch = space(threads * cpu_compiled.SCRATCH, kind=torch.uint8)
+        self._cos, self._sin = space(rows, dim), space(rows, dim)
+        self._slots, self._items = space(rows, kind=torch.int64), space(most, cpu_compiled.ITEM, kind=torch.int64)
+        self._pieces = space(rows, 2, kind=torch.int64)
+        self.logits = space(rows, parts.head.columns)
+        self._vocabulary = parts.head.out_features
+        self._kinds: list[str] = []
+        fields: list[list[int]] = []
+        bodies: list[int] = []
+
+        def step(kind: str, body: Any, *numbers: int) -> None:
+            self._kinds.append(kind)
+            bodies.append(body.address)
+            fields.append([*numbers] + [0] * (_FIELDS - len(numbers)))
+
+        def norm(of: FusedNorm) -> None:
+            addresses = self.x.data_ptr(), of.weight.data_ptr(), normed.data_ptr()
+            step(NORM, elementwise_compiled.norm_body(bits), 0, 0, *addresses, hidden, hidden, of.eps.data_ptr())
+
+        def product(of: Product, x: torch.Tensor, to: torch.Tensor, more: bool = False, kind: str = PRODUCT) -> None:
+            step(kind, of.body, *of.fields(x, to, to if more else None))
+
+        self._starts = []
+        for part, k, v in zip(parts.layers, k_cache, v_cache, strict=True):
+            self._starts.append(len(fields))
+            factor = space(1, kind=torch.float32).fill_(part.scale * math.log2(math.e))
+            norm(part.before)
+            product(part.qkv, normed, qkv)
+            step(
+                PLACE, elementwise_compiled.place_body(bits), 0, 0, qkv.data_ptr(), part.qkv.columns,
+                self._cos.data_ptr(), self._sin.data_ptr(), dim, heads, kv_heads, factor.data_ptr(),
+                query.data_ptr(), k.data_ptr(), v.data_ptr(), self._slots.data_ptr(),
+            )  # fmt: skip
+            step(
+                ATTEND, cpu_compiled.decode_body(bits), 0, 0, self._items.data_ptr(), 0, query.data_ptr(), k.data_ptr(),
+                v.data_ptr(), 0, 0, attended.data_ptr(), maxima.data_ptr(), sums.data_ptr(), scratch.data_ptr(),
+                block_size, kv_heads, heads // kv_heads, dim,
+            )  # fmt: skip
+            step(
+                FINISH, elementwise_compiled.finish_body(bits), 0, 0, attended.data_ptr(), maxima.data_ptr(),
+                sums.data_ptr(), heads, dim, self._pieces.data_ptr(), out.data_ptr(),
+            )  # fmt: skip
+            product(part.out, out, self.x, more=True)
+            norm(part.after)
+            product(part.gate_up, normed, gates)
+            step(
+                GATE, elementwise_compiled.gate_body(bits), 0, 0, gates.data_ptr(), gates[:, inner:].data_ptr(),
+                activated.data_ptr(), inner, part.gate_up.columns,
+            )  # fmt: skip
+            product(part.down, activated, self.x, more=True)
+        self._starts.append(len(fields))
+        norm(parts.norm)
+        product(parts.head, normed, self.logits, kind=HEAD)
+
+        self._fields = np.array(fields, dtype=np.int64)
+        self._attends = np.flatnonzero(np.array(self._kinds) == ATTEND)
+        self._by_rows = np.flatnonzero(np.array(self._kinds) != ATTEND)
+        self._list = np.zeros((len(fields), 3), dtype=np.int64)
+        self._list[:, 0] = bodies
+        self._list[:, 1] = self._fields.ctypes.data + 8 * _FIELDS * np.arange(len(fields))
+        self._points_to = parts, k_cache, v_cache
+
+    def run(self, step: StepInputs) -> torch.Tensor:
+        """Logits of the step's sequences, [S, V], valid until the next run."""
+        self.begin(step)
+        self.go(0, len(self._list))
+        return self.logits[: step.num_decodes, : self._vocabulary]
+
+    def begin(self, step: StepInputs) -> None:
+        """Write the step's numbers where the bodies read them."""
+        count, fields = step.num_decodes, self._fields
+        positions = torch.from_numpy(step.positions)[None]
+        embedded = self._embedding(torch.from_numpy(step.token_ids).long()[None])
+        cos, sin = self._rotary(embedded, positions)
+        self.x[:count], self._cos[:count], self._sin[:count] = embedded[0], cos[0], sin[0]
+        self._slots[:count] = torch.from_numpy(step.slot_mapping)
+        work = divide(step.context_lens.tolist(), None, self._threads, self._tile)
+        self._items[: len(work.items)] = work.items
+        self._pieces[:count] = 0
+        if len(work.merges):
+            self._pieces[work.merges[:, 0]] = work.merges[:, 1:]
+        self._tables = np.ascontiguousarray(step.block_tables)  # kept while the bodies read them
+        fields[:, 0] = 0
+        fields[self._by_rows, 1] = count
+        fields[self._attends, 1] = 0
+        fields[self._attends, 3] = len(work.items)
+        fields[self._attends, 7] = self._tables.ctypes.data
+        fields[self._attends, 8] = self._tables.shape[1]
+
+    def go(self, first: int, end: int) -> None:
+        address = self._list[first:].ctypes.data
+        run(self._body, (0, 0, 0, end - first, address, self._threads, *helpers()), self._threads)
+
+    def layer(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        """What one layer makes of x [S, C]."""
+        self.x[: len(x)] = x
+        self.go(self._starts[index], self._starts[index + 1])
+        return self.x[: len(x)].clone()
+
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        """The logits of x [S, C], which comes out of the last layer."""
+        self.x[: len(x)] = x
+        self.go(self._starts[-1], len(self._list))
+        return self.logits[: len(x), : self._vocabulary].clone()
+
+    def ticks(self) -> Counter[str]:
+        """The processor's ticks so far, by kind of body."""
+        ticks: Counter[str] = Counter()
+        for kind, spent in zip(self._kinds, self._list[:, 2].tolist(), strict=True):
+            ticks[kind] += spent
+        return ticks
