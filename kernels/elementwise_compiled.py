@@ -208,20 +208,22 @@ def place_body(bits: int) -> Any:
                 break
             for row in range(first, min(first + ROWS, rows)):
                 angle, slot = row * dim, _integer(f[13], row)
-                for head in range(heads if slot < 0 else heads + kv_heads):
-                    at = row * stride + head * dim
+                for head in range(heads):
+                    at, to = row * stride + head * dim, (row * heads + head) * dim
                     for i in range(half):
                         a, b = _load(bits, x, at + i), _load(bits, x, at + half + i)
                         left = a * _load(bits, cos, angle + i) - b * _load(bits, sin, angle + i)
                         right = b * _load(bits, cos, angle + half + i) + a * _load(bits, sin, angle + half + i)
-                        if head < heads:
-                            to = (row * heads + head) * dim + i
-                            _store(32, f[10], to, left * factor)
-                            _store(32, f[10], to + half, right * factor)
-                        else:
-                            to = (slot * kv_heads + head - heads) * dim + i
-                            _store(bits, f[11], to, left)
-                            _store(bits, f[11], to + half, right)
+                        _store(32, f[10], to + i, left * factor)
+                        _store(32, f[10], to + half + i, right * factor)
+                for head in range(kv_heads if slot >= 0 else 0):
+                    at, to = row * stride + (heads + head) * dim, (slot * kv_heads + head) * dim
+                    for i in range(half):
+                        a, b = _load(bits, x, at + i), _load(bits, x, at + half + i)
+                        left = a * _load(bits, cos, angle + i) - b * _load(bits, sin, angle + i)
+                        right = b * _load(bits, cos, angle + half + i) + a * _load(bits, sin, angle + half + i)
+                        _store(bits, f[11], to + i, left)
+                        _store(bits, f[11], to + half + i, right)
                 if slot >= 0:
                     values = row * stride + (heads + kv_heads) * dim
                     for i in range(kv_heads * dim):

@@ -93,18 +93,22 @@ def with_answers(model: PreTrainedModel, shape: ModelShape, sizes: list[tuple[in
 
 
 def make_torch_executor(
-    model, shape, num_blocks, block_size, kernel="torch", max_num_seqs=16, max_model_len=100, host_blocks=0
-):
-    """An executor whose cache is NaN throughout: a slot that is read before it was written shows in the tokens."""
+    model, shape, num_blocks, block_size, kernel="torch", max_num_seqs=16, max_model_len=100, host_blocks=0,
+    program=False,
+):  # fmt: skip
+    """An executor whose cache is NaN throughout: a slot that is read before it was written shows in the tokens.
+    program: its decode steps run as one, which has to be possible."""
     plan = CachePlan(lambda free: num_blocks, block_size, max_num_seqs, max_model_len, lambda free: host_blocks)
     executor = TorchExecutor(model, shape, KERNELS[kernel](), plan)
+    if program:
+        assert executor.make_program() == "as one program"
     for cache in executor.k_cache + executor.v_cache + executor.host_cache:
         cache.fill_(float("nan"))
     return executor
 
 
 def run_model(
-    model, shape, requests, num_blocks, block_size=4, kernel="torch", max_model_len=100, **choices
+    model, shape, requests, num_blocks, block_size=4, kernel="torch", max_model_len=100, program=False, **choices
 ) -> Recorder:
     """Serve with every invariant checked after every step, as `tests.lab.run` does over the fingerprint executor."""
     scheduler = make_scheduler(num_blocks, block_size, max_model_len=max_model_len, **choices)
@@ -118,6 +122,7 @@ def run_model(
         scheduler.max_num_seqs,
         max_model_len,
         host.pool.num_blocks if host else 0,
+        program,
     )
     recorder = Recorder()
     try:

@@ -32,7 +32,10 @@ def try_program(
     random = torch.Generator().manual_seed(0)
     kept = [cache[:sequences] for cache in (*k_cache, *v_cache)]
     before = [torch.randn(cache.shape, generator=random).to(cache.dtype) for cache in kept]
-    step = _step(sequences, k_cache[0].shape[1], model.config.get_text_config().vocab_size)
+    own = np.arange(sequences)  # of different lengths, each in a block of its own
+    block_size = k_cache[0].shape[1]
+    tokens = np.random.default_rng(0).integers(model.config.get_text_config().vocab_size, size=sequences)
+    step = decode_step(tokens, own * 2 % block_size, own.astype(np.int32)[:, None], block_size)
     try:
         _fill(kept, before)
         fed, made, logits = _watched(model, forward, step)
@@ -52,20 +55,23 @@ def try_program(
         _fill(kept, [torch.zeros_like(cache) for cache in kept])
 
 
-def _step(sequences: int, block_size: int, vocabulary: int) -> StepInputs:
-    """One token each of sequences of different lengths, each in a block of its own."""
-    order = np.arange(sequences)
-    positions = order * 2 % block_size
-    tokens = np.random.default_rng(0).integers(vocabulary, size=sequences)
+def decode_step(
+    token_ids: np.ndarray,  # int [S]
+    positions: np.ndarray,  # int64 [S]
+    block_tables: np.ndarray,  # int32 [S, M]
+    block_size: int,
+) -> StepInputs:
+    """One token each of S sequences."""
+    order = np.arange(len(token_ids))
     return StepInputs(
-        token_ids=tokens.astype(np.int32),
+        token_ids=token_ids.astype(np.int32),
         positions=positions,
-        slot_mapping=order * block_size + positions,
-        query_start=np.arange(sequences + 1, dtype=np.int32),
+        slot_mapping=block_tables[order, positions // block_size].astype(np.int64) * block_size + positions % block_size,
+        query_start=np.arange(len(order) + 1, dtype=np.int32),
         context_lens=(positions + 1).astype(np.int32),
-        block_tables=order.astype(np.int32)[:, None],
+        block_tables=block_tables,
         order=order,
-        num_decodes=sequences,
+        num_decodes=len(order),
         sampled=order,
         sampled_seqs=order,
     )

@@ -1,0 +1,188 @@
+"""Decode steps as one program: the tokens of the modules that it was read off, or the modules themselves and why.
+
+In fp32 its tokens are those of transformers' `generate`; whatever the scheduler does between two steps, the program
+reads the step's own numbers.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+
+from pagedlab.executor.optimize import optimize
+from pagedlab.executor.program import DecodeProgram
+from pagedlab.kernels import cpu
+from pagedlab.model.load import load_model
+from tests.torch_lab import load, make_torch_executor, outputs, run_model, sampling, small_model, with_answers
+
+KINDS = {
+    "llama": small_model("llama"),
+    "llama with biases": small_model("llama", attention_bias=True, mlp_bias=True),
+    "one KV head": small_model("llama", num_key_value_heads=1),
+    "group of three, heads of 80": small_model("llama", hidden_size=480, num_attention_heads=6, head_dim=80),
+    "qwen2": small_model("qwen2", use_sliding_window=False),
+    "mistral": small_model("mistral", sliding_window=None),
+}
+SIZES = [(17, 30), (1, 25), (58, 38), (33, 20), (40, 24), (8, 60)]
+
+
+def optimized(kind: str):
+    served = with_answers(*load(KINDS[kind]), SIZES)
+    optimize(served.model)
+    return served
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Batch sizes of the steps that ran as a program."""
+    sizes = []
+    plain = DecodeProgram.run
+    monkeypatch.setattr(DecodeProgram, "run", lambda self, step: sizes.append(step.num_decodes) or plain(self, step))
+    return sizes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fp32_tokens_stay(kind, steps):
+    served = optimized(kind)
+    recorder = run_model(served.model, served.shape, served.requests, 30, tokens=24, kernel="cpu", program=True)
+    assert outputs(recorder) == served.outputs
+    assert recorder.preemptions  # rows and tables moved
+    assert len(set(steps)) >= 3
+    assert sum(steps) > 80
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_block_sizes(block_size):
+    served = optimized("llama")
+    blocks = 300 // block_size
+    recorder = run_model(served.model, served.shape, served.requests, blocks, block_size, kernel="cpu", program=True)
+    assert outputs(recorder) == served.outputs
+
+
+def test_long_sequences_in_pieces(monkeypatch):
+    """Cut as among many threads, merged again."""
+    monkeypatch.setattr(cpu, "SPLIT", 16)
+    served = optimized("llama")
+    recorder = run_model(served.model, served.shape, served.requests, 90, kernel="cpu", program=True)
+    assert outputs(recorder) == served.outputs
+
+
+def test_several_outputs_and_samples_are_those_of_the_modules():
+    served = optimized("llama")
+    for params in ({"temperature": 0.8, "n": 3}, {"beam_width": 3}, {"temperature": 1.0, "top_p": 0.9}):
+        requests = sampling(served.requests, **params)
+        runs = [
+            run_model(served.model, served.shape, requests, 120, kernel="cpu", max_num_seqs=20, program=program)
+            for program in (False, True)
+        ]
+        assert outputs(runs[0]) == outputs(runs[1])
+
+
+def test_in_bf16_logits_are_as_near_to_fp32_as_those_of_the_modules():
+    settings = deepcopy(KINDS["llama"])
+    truth = _forced(load_model(settings, None, "cpu"), settings, program=False)
+    settings.dtype = "bfloat16"
+    plain = _forced(load_model(settings, None, "cpu"), settings, program=False)
+    model = load_model(settings, None, "cpu")
+    optimize(model)
+    ours = _forced(model, settings, program=True)
+    plain_error, error = ((logits - truth).pow(2).mean().sqrt() for logits in (plain, ours))
+    assert 0 < error <= 1.1 * plain_error
+
+
+def _forced(model, settings, program: bool) -> torch.Tensor:
+    """Logits of 40 decode steps of three sequences that are fed the same tokens in every run."""
+    from pagedlab.executor.program_trial import decode_step
+
+    executor = make_torch_executor(model, load(settings)[1], 12, 16, "cpu", 3, program=program)
+    random, logits = np.random.default_rng(0), []
+    with torch.inference_mode():
+        for position in range(40):
+            tables = np.array([[0, 3, 6], [2, 1, 7], [8, 5, 4]], dtype=np.int32)
+            step = decode_step(random.integers(512, size=3), np.full(3, position), tables, 16)
+            logits.append(executor._forward(step).float().clone())
+    executor.close()
+    return torch.cat(logits)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kernel", "why"),
+    [
+        (small_model("qwen3", head_dim=16), "cpu", "Qwen3Attention has other parts (k_norm, q_norm)"),
+        (
+            small_model("mixtral", num_local_experts=4, num_experts_per_tok=2), "cpu",
+            "MixtralDecoderLayer.mlp is MixtralSparseMoeBlock",
+        ),
+        (small_model("llama", hidden_size=72, head_dim=16), "cpu",
+         "LlamaDecoderLayer's sizes are not multiples of a vector's"),
+        (small_model("mistral", sliding_window=32), "cpu", "it attends in windows"),
+        (small_model("llama"), "torch", "kernel=torch"),
+        (small_model("granite", residual_multiplier=0.5), "cpu", "layer 0 computes something else"),
+        (small_model("granite", embedding_multiplier=3.0), "cpu", "the first layer is fed something else than embeddings"),
+        (small_model("granite", logits_scaling=2.0), "cpu", "the head computes something else"),
+    ],
+)  # fmt: skip
+def test_what_it_does_not_know_goes_through_the_modules(settings, kernel, why):
+    served = with_answers(*load(settings), SIZES[:2])
+    optimize(served.model)
+    executor = make_torch_executor(served.model, served.shape, 20, 4, kernel)
+    said = executor.make_program()
+    assert said == f"through the modules: {why}"
+    assert executor.program is None
+    executor.close()
+    recorder = run_model(served.model, served.shape, served.requests, 60, kernel=kernel)
+    assert outputs(recorder) == served.outputs
+
+
+def test_a_model_that_was_not_optimized_has_none():
+    model, shape = load(KINDS["llama"])
+    executor = make_torch_executor(model, shape, 20, 4, "cpu")
+    assert executor.make_program() == "through the modules: LlamaForCausalLM.lm_head is Linear"
+
+
+@pytest.mark.parametrize("what", ["a weight", "an eps", "the scale", "the angles"])
+def test_a_program_that_computes_something_else_is_refused(what, monkeypatch):
+    """The trial sees what reading the modules did not."""
+    model, shape = load(KINDS["llama"])
+    optimize(model)
+    executor = make_torch_executor(model, shape, 20, 4, "cpu")
+    layer = model.model.layers[1]
+    if what == "a weight":  # the modules compute with another one than the program
+        layer.mlp.forward = lambda x, plain=layer.mlp.forward: plain(x) * 1.05
+    elif what == "an eps":
+        layer.input_layernorm.forward = lambda x, plain=layer.input_layernorm.forward: plain(x) * 0.9
+    elif what == "the scale":
+        layer.self_attn.scaling, plain = 0.5, layer.self_attn.forward
+
+        def scaled(*args, **kwargs):
+            layer.self_attn.scaling = 0.25
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                layer.self_attn.scaling = 0.5
+
+        layer.self_attn.forward = scaled
+    else:
+        from pagedlab.executor.program import DecodeProgram
+
+        plain_begin = DecodeProgram.begin
+
+        def begin(self, step):
+            plain_begin(self, step)
+            self._sin *= -1
+
+        monkeypatch.setattr(DecodeProgram, "begin", begin)
+    assert executor.make_program() in (
+        "through the modules: layer 1 computes something else",
+        "through the modules: layer 0 computes something else",
+    )
+
+
+def test_the_trial_leaves_the_cache_clean():
+    served = optimized("llama")
+    executor = make_torch_executor(served.model, served.shape, 3, 4, "cpu")
+    executor.make_program()
+    assert all(not cache.any() for cache in executor.k_cache + executor.v_cache)
