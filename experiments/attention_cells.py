@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from pagedlab.executor import kv_memory
+from pagedlab.kernels import memory
 from pagedlab.kernels.base import Kernel, PagedBatch
 
 Call = Callable[[int], Any]  # on the caches of this number
@@ -69,11 +69,11 @@ class Cell:
     def _draw(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Of deviation 1, in memory as the executor has it: contiguous attention gets the same."""
         drawn = torch.empty(shape).uniform_(-1.7, 1.7, generator=self._generator)
-        return kv_memory.zeros(1, shape, dtype, torch.device("cpu"))[0].copy_(drawn)
+        return memory.zeros(1, shape, dtype, torch.device("cpu"))[0].copy_(drawn)
 
     def measure(self, kernels: dict[str, Kernel], rounds: int) -> list[dict[str, Any]]:
         """A row for each kernel: medians over the rounds. Ratios are medians of the rounds' own ratios."""
-        (wide,) = kv_memory.zeros(1, (_CEILING_BYTES // 4,), torch.float32, torch.device("cpu"))
+        (wide,) = memory.zeros(1, (_CEILING_BYTES // 4,), torch.float32, torch.device("cpu"))
         wide.fill_(1)
         calls: dict[str, Call] = {"contiguous": self.contiguous(), "ceiling": lambda i: wide.sum()}
         for name, kernel in kernels.items():

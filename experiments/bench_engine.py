@@ -65,7 +65,7 @@ def bench_job(job: Job) -> None:
     parts = {
         "throughput": lambda: throughput(settings, own, limits, job.folder),
         "blocks": lambda: blocks(settings, repeats),
-        "memory": lambda: memory(settings, repeats),
+        "memory": lambda: memory(settings, repeats, own["longest"]),
         "latency": lambda: latency(settings, repeats, limits[first]),
         "loop": lambda: loop_costs(deepcopy(settings), LOOP_BATCH, LOOP_STEPS),
     }
@@ -81,7 +81,9 @@ def _check(own: Any) -> None:
     from pagedlab.enginebench.peer import PEERS
     from pagedlab.workload.checks import whole
 
-    known = {"parts", "dtypes", "block_sizes", "repeats", "against", "python", "peer_model", "peer_block_size"}
+    known = {
+        *("parts", "dtypes", "block_sizes", "repeats", "longest", "against", "python", "peer_model", "peer_block_size"),
+    }
     if not isinstance(own, dict) or set(own) != known:
         raise ConfigError(f"bench: expected {', '.join(sorted(known))}, and nothing else")
     for name, choices in (("parts", PARTS), ("dtypes", ("bfloat16", "float32"))):
@@ -91,6 +93,8 @@ def _check(own: Any) -> None:
         raise ConfigError("bench.block_sizes=[]: expected at least one")
     for size in (*own["block_sizes"], own["peer_block_size"]):
         whole("bench.block_sizes", size)
+    for tokens in own["longest"]:
+        whole("bench.longest", tokens)
     whole("bench.repeats", own["repeats"])
     if own["against"] is not None and own["against"] not in PEERS:
         raise ConfigError(f"bench.against={own['against']}: no such peer, expected one of {', '.join(PEERS)}")
@@ -123,6 +127,8 @@ def _architecture(settings: Settings) -> Any:
 def throughput(settings: Settings, own: Any, limits: dict[str, dict[str, float]], folder: Path) -> dict[str, Any]:
     """All requests at once: each dtype and block size, the first of them also with the model as transformers has it,
     and the peer, which takes its turn after them."""
+    from statistics import median
+
     from pagedlab.enginebench.bound import bound_s
     from pagedlab.enginebench.parts import ratio, take_turns, variant
     from pagedlab.experiments.bench_engine import profile
@@ -163,6 +169,8 @@ def throughput(settings: Settings, own: Any, limits: dict[str, dict[str, float]]
             "name": own["against"],
             "runs": [{name: one[name] for name in scalars} for one in of_peer],
             "speedup": ratio(cells[0], of_peer, "output_tokens_per_s"),
+            # How much faster than the peer this machine could be at all.
+            "bound": rows[0]["bound_s"] and median(one["wall_s"] for one in of_peer) / rows[0]["bound_s"],
             "cpu_speedup": ratio(of_peer, cells[0], "cpu_s"),
         }
     return result

@@ -118,7 +118,7 @@ class Stopwatch:
         self.around(torch_executor, "choose", "sampling")
         if executor.program is not None:
             self.around(executor.program, "run", "model: element-wise parts and Python")
-            self.around(executor.program, "go", _PROGRAM)
+            self.around(executor.program, "_go", _PROGRAM)
             self._program, self._ticks = executor.program, executor.program.ticks()
         head = executor.model.get_output_embeddings()
         for module in executor.model.modules():

@@ -22,8 +22,8 @@ _REPEATS = 7
 
 
 def machine(dtype: str, threads: int | None) -> dict[str, float]:
-    """flops: of a product of 512 rows, over weights that change, torch's or ours, whichever is faster; bytes_per_s: of a
-    sum over 512 MiB. The best of several tries: what the machine can do, not what it does while others run."""
+    """flops: of a product of 512 rows, over weights that change, torch's or ours, whichever is faster; bytes_per_s: of
+    a sum over 512 MiB. The best of several tries: what the machine can do, not what it does while others run."""
     if threads:
         torch.set_num_threads(threads)
     kind: torch.dtype = getattr(torch, dtype)

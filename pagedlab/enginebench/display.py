@@ -71,6 +71,8 @@ def _throughput(console: Console, result: dict[str, Any]) -> None:
             f"{peer['speedup']:.2f}x the tokens/s of {peer['name']}, {peer['cpu_speedup']:.2f}x a CPU second; "
             "its runs: " + ", ".join(f"{one['output_tokens_per_s']:.0f}" for one in peer["runs"])
         )
+        if peer["bound"] is not None:
+            console.print(f"the bound, which no engine can reach here, is {peer['bound']:.2f}x of {peer['name']}")
 
 
 def _blocks(console: Console, result: dict[str, Any]) -> None:
@@ -90,11 +92,12 @@ def _blocks(console: Console, result: dict[str, Any]) -> None:
 def _memory(console: Console, result: dict[str, Any]) -> None:
     table = _table(
         "a fifth of the KV memory",
-        *("allocator", "KV, MiB", "output tok/s", "mean batch", "tok/s a running request", "preemptions"),
+        *("allocator", "longest", "KV, MiB", "output tok/s", "mean batch", "tok/s a running request", "preemptions"),
     )
     for row in result["rows"]:
         table.add_row(
             row["allocator"],
+            str(row.get("max_model_len", "")),
             f"{row['kv_bytes'] / 2**20:.0f}",
             f"{row['output_tokens_per_s']:.0f}",
             f"{row['mean_batch_size']:.1f}",
@@ -102,9 +105,11 @@ def _memory(console: Console, result: dict[str, Any]) -> None:
             str(row["preemptions"]),
         )
     console.print(table)
+    to_reserved = result["paged_to_reserve_max"].items()
     console.print(
         f"paged: {result['per_running_request_to_full']:.2f}x a running request's tokens/s with all the memory, "
-        f"{result['paged_to_reserve_max']:.2f}x the tokens/s of reserve_max"
+        "tokens/s to reserve_max: "
+        + ", ".join(f"{one:.2f}x where {tokens:,} are reserved" for tokens, one in to_reserved)
     )
 
 

@@ -98,13 +98,13 @@ def blocks(settings: Settings, repeats: int) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def memory(settings: Settings, repeats: int) -> dict[str, Any]:
-    """A fifth of the KV memory, paged and reserving the longest sequence, against all of it."""
+def memory(settings: Settings, repeats: int, longest: list[int]) -> dict[str, Any]:
+    """A fifth of the KV memory, paged and reserving the longest sequence that is allowed, against all of it."""
     fifth = str(int(SMALL * parse_bytes(settings.kv_bytes or "1GiB")))
     full = variant(settings, allocator="paged")
     paged = variant(settings, allocator="paged", kv_bytes=fifth)
-    reserved = variant(settings, allocator="reserve_max", kv_bytes=fifth)
-    cells = [full, paged, reserved]
+    reserved = [variant(settings, allocator="reserve_max", kv_bytes=fifth, max_model_len=tokens) for tokens in longest]
+    cells = [full, paged, *reserved]
     take_turns(cells, repeats)
     for cell in cells:
         for one in cell.runs:
@@ -115,7 +115,9 @@ def memory(settings: Settings, repeats: int) -> dict[str, Any]:
     return {
         "rows": rows,
         "per_running_request_to_full": ratio(paged, full, "per_running_request"),
-        "paged_to_reserve_max": ratio(paged, reserved, "output_tokens_per_s"),
+        "paged_to_reserve_max": {
+            tokens: ratio(paged, cell, "output_tokens_per_s") for tokens, cell in zip(longest, reserved, strict=True)
+        },
     }
 
 

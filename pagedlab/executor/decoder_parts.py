@@ -26,7 +26,7 @@ class NoProgram(Exception):
 
 @dataclass(slots=True)
 class LayerParts:
-    """x + out(attention(rotated qkv(before(x)))), and of that y + down(gate(gate_up(after(y)))). scale: of the scores."""
+    """x + out(attention(rotated qkv(before(x)))), then y + down(gate(gate_up(after(y)))). scale: of the scores."""
 
     before: FusedNorm
     qkv: Product

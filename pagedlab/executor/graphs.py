@@ -76,7 +76,8 @@ class DecodeGraphs:
         _fill(fed.batch.slot_mapping, step.slot_mapping, -1)
         _fill(fed.batch.context_lens, step.context_lens, 1)
         fed.batch.block_tables.zero_()
-        fed.batch.block_tables[:count, : step.block_tables.shape[1]] = torch.from_numpy(step.block_tables).to(device)
+        tables = _pinned(torch.from_numpy(step.block_tables), device)
+        fed.batch.block_tables[:count, : tables.shape[1]].copy_(tables, non_blocking=True)
         return replay()[:count]
 
     def _launch(self, fed: Fed) -> torch.Tensor:
@@ -103,4 +104,10 @@ class DecodeGraphs:
 
 def _fill(target: torch.Tensor, values: np.ndarray, padding: int) -> None:
     target.fill_(padding)
-    target[: len(values)] = torch.from_numpy(values).to(target.device, target.dtype)
+    source = _pinned(torch.from_numpy(values).to(target.dtype), target.device)
+    target[: len(values)].copy_(source, non_blocking=True)
+
+
+def _pinned(source: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """For a copy that the host need not wait for, if it is to a GPU."""
+    return source.pin_memory() if device.type == "cuda" else source

@@ -22,6 +22,7 @@ from pagedlab.core.errors import ConfigError
 from pagedlab.executor.fused import FusedNorm, FusedRotary, GatedFeedForward, rotary_of, rotate_by
 from pagedlab.executor.packed import PackedLinear, Part, Shared, merged
 from pagedlab.kernels.elementwise import DTYPES, Elementwise
+from pagedlab.kernels.product import settle
 
 _QKV = ("q_proj", "k_proj", "v_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj", "act_fn")
@@ -58,10 +59,12 @@ class _Pass:
             self._norms(parent)
         for parent in list(self._model.modules()):
             self._linears(parent)
+        packed = [module for module in self._model.modules() if isinstance(module, PackedLinear)]
+        settle([module.product for module in packed])
+        if packed:
+            self._done["weights packed"] = len(packed)
         for module in self._model.modules():
-            if isinstance(module, PackedLinear):
-                self._done["weights packed"] += 1
-            elif not isinstance(module, nn.Embedding) and _has_matrices(module):
+            if not isinstance(module, nn.Embedding) and _has_matrices(module):
                 self._left[type(module).__name__] += 1
         _give_back(self._model)
         done = ", ".join(f"{count} {what}" for what, count in self._done.items()) or "nothing"

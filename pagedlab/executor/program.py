@@ -5,14 +5,15 @@ It is to a CPU what a recorded graph is to a GPU (`graphs.py`): between two deco
 bodies' fields are filled in once, and a step writes its numbers where they read them. A step of a small model is some
 thousand calls of modules otherwise, which take longer than their arithmetic.
 
-The modules stay the definition: a program is read off those that `optimize.py` has made, and `program_trial.py` takes it
-only if each layer makes of a step of random tokens what the modules make of it.
+The modules stay the definition: a program is read off those that `optimize.py` has made, and `program_trial.py` takes
+it only if each layer makes of a step of random tokens what the modules make of it.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ NORM, PRODUCT, PLACE, ATTEND, FINISH, GATE, HEAD = (
 
 
 class DecodeProgram:
-    """Buffers, fields and the list for up to `rows` sequences. k_cache, v_cache: one of each a layer, [N, B, KVH, D]."""
+    """Buffers, fields and the list for up to `rows` sequences. k_cache, v_cache: one a layer, [N, B, KVH, D]."""
 
     def __init__(
         self, model: PreTrainedModel, k_cache: list[torch.Tensor], v_cache: list[torch.Tensor], rows: int, threads: int
@@ -118,12 +119,13 @@ class DecodeProgram:
         self._list = np.zeros((len(fields), 3), dtype=np.int64)
         self._list[:, 0] = bodies
         self._list[:, 1] = self._fields.ctypes.data + 8 * _FIELDS * np.arange(len(fields))
+        self._run_list = self._list
         self._points_to = parts, k_cache, v_cache
 
     def run(self, step: StepInputs) -> torch.Tensor:
         """Logits of the step's sequences, [S, V], valid until the next run."""
         self.begin(step)
-        self.go(0, len(self._list))
+        self._go(self._run_list)
         return self.logits[: step.num_decodes, : self._vocabulary]
 
     def begin(self, step: StepInputs) -> None:
@@ -147,21 +149,25 @@ class DecodeProgram:
         fields[self._attends, 7] = self._tables.ctypes.data
         fields[self._attends, 8] = self._tables.shape[1]
 
-    def go(self, first: int, end: int) -> None:
-        address = self._list[first:].ctypes.data
-        run(self._body, (0, 0, 0, end - first, address, self._threads, *helpers()), self._threads)
+    def _go(self, bodies: np.ndarray) -> None:
+        run(self._body, (0, 0, 0, len(bodies), bodies.ctypes.data, self._threads, *helpers()), self._threads)
 
     def layer(self, index: int, x: torch.Tensor) -> torch.Tensor:
         """What one layer makes of x [S, C]."""
         self.x[: len(x)] = x
-        self.go(self._starts[index], self._starts[index + 1])
+        self._go(self._list[self._starts[index] : self._starts[index + 1]])
         return self.x[: len(x)].clone()
 
     def head(self, x: torch.Tensor) -> torch.Tensor:
         """The logits of x [S, C], which comes out of the last layer."""
         self.x[: len(x)] = x
-        self.go(self._starts[-1], len(self._list))
+        self._go(self._list[self._starts[-1] :])
         return self.logits[: len(x), : self._vocabulary].clone()
+
+    def leave_out(self, kinds: frozenset[str]) -> None:
+        """From now on no body of these kinds runs: to see what a step takes without them. An empty set: all run."""
+        kept = [kind not in kinds for kind in self._kinds]
+        self._run_list = self._list if all(kept) else self._list[kept]
 
     def ticks(self) -> Counter[str]:
         """The processor's ticks so far, by kind of body."""

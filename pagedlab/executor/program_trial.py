@@ -66,7 +66,8 @@ def decode_step(
     return StepInputs(
         token_ids=token_ids.astype(np.int32),
         positions=positions,
-        slot_mapping=block_tables[order, positions // block_size].astype(np.int64) * block_size + positions % block_size,
+        slot_mapping=block_tables[order, positions // block_size].astype(np.int64) * block_size
+        + positions % block_size,
         query_start=np.arange(len(order) + 1, dtype=np.int32),
         context_lens=(positions + 1).astype(np.int32),
         block_tables=block_tables,

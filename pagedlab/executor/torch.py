@@ -15,7 +15,6 @@ from transformers import AttentionInterface, PreTrainedModel
 from pagedlab.core.clock import WallClock
 from pagedlab.core.errors import ConfigError, ModelError
 from pagedlab.core.plan import Choice, Copy, Outcome, Plan
-from pagedlab.executor import kv_memory
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason
 from pagedlab.executor.choices import choose
 from pagedlab.executor.decoder_parts import NoProgram
@@ -24,6 +23,7 @@ from pagedlab.executor.inputs import InputBuilder, StepInputs
 from pagedlab.executor.optimize import optimize
 from pagedlab.executor.program import DecodeProgram
 from pagedlab.executor.program_trial import try_program
+from pagedlab.kernels import memory
 from pagedlab.kernels.base import Kernel, PagedBatch, make_kernel
 from pagedlab.model.load import load_model
 from pagedlab.model.shape import ModelShape
@@ -67,7 +67,7 @@ class TorchExecutor(Executor):
         _check_model(model, cache.max_model_len)
         self.num_blocks = cache.num_blocks(_free_bytes(self.device))
         layer = (self.num_blocks, cache.block_size, shape.num_kv_heads, shape.head_dim)
-        both = kv_memory.zeros(2 * shape.num_layers, layer, model.dtype, self.device)
+        both = memory.zeros(2 * shape.num_layers, layer, model.dtype, self.device)
         self.k_cache, self.v_cache = both[: shape.num_layers], both[shape.num_layers :]
         on_gpu = self.device.type == "cuda"
         cached = 0 if on_gpu else sum(tensor.nbytes for tensor in self.k_cache + self.v_cache)
@@ -212,7 +212,11 @@ class TorchExecutor(Executor):
         """Logits of the sampled tokens: [R, V]."""
 
         def to(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-            return torch.from_numpy(array).to(self.device, dtype)
+            host = torch.from_numpy(array).to(dtype)
+            if self.device.type != "cuda":
+                return host
+            # From pinned memory, so that the host need not wait until the GPU has come to the copy.
+            return host.pin_memory().to(self.device, non_blocking=True)
 
         if self.program is not None and step.is_decode:
             return self.program.run(step)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from pagedlab.core.errors import ConfigError
+from pagedlab.executor.program import ATTEND, HEAD, PRODUCT
 from pagedlab.executor.torch import TorchExecutor
 from pagedlab.hardware.calibration.observation import Observation
 from pagedlab.interrupts import Interrupts
@@ -89,13 +90,18 @@ def measure(
 def _without(executor: TorchExecutor, linears: list[torch.nn.Module], step: Cell) -> Cell:
     """The same step without products and attention."""
     products, attention = ProductsAway(linears), AttentionAway(executor.kernel)
+    program = executor.program
 
     def prepare() -> None:
         step.prepare()
         products.remove()
         attention.remove()
+        if program is not None:
+            program.leave_out(frozenset({PRODUCT, HEAD, ATTEND}))
 
     def restore() -> None:
+        if program is not None:
+            program.leave_out(frozenset())
         attention.restore()
         products.restore()
 

@@ -56,4 +56,3 @@ def test_without_openmp_a_pool_of_threads_runs_it(monkeypatch):
         assert (ends[0] == 50).all()
     finally:
         threads.helpers.cache_clear()
-

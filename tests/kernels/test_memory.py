@@ -5,7 +5,7 @@ import mmap
 import pytest
 import torch
 
-from pagedlab.executor import kv_memory
+from pagedlab.kernels import memory
 
 CPU = torch.device("cpu")
 
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 def test_zeros_that_can_be_written_one_by_one(huge, dtype, monkeypatch):
     if not huge:
         monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
-    made = kv_memory.zeros(3, (5, 2, 3, 7), dtype, CPU)
+    made = memory.zeros(3, (5, 2, 3, 7), dtype, CPU)
     assert [(tensor.shape, tensor.dtype, tensor.is_contiguous()) for tensor in made] == [
         ((5, 2, 3, 7), dtype, True)
     ] * 3
@@ -26,12 +26,12 @@ def test_zeros_that_can_be_written_one_by_one(huge, dtype, monkeypatch):
 
 def test_more_than_there_is_an_error_of_memory():
     with pytest.raises((MemoryError, RuntimeError)):
-        kv_memory.zeros(1, (1 << 50,), torch.float32, CPU)
+        memory.zeros(1, (1 << 50,), torch.float32, CPU)
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no huge pages on this system")
 def test_it_begins_on_a_huge_page_and_outlives_what_made_it():
-    (made,) = kv_memory.zeros(1, (1 << 20,), torch.float32, CPU)
+    (made,) = memory.zeros(1, (1 << 20,), torch.float32, CPU)
     assert made.data_ptr() % (2 << 20) == 0
     kept = made[-4:]
     del made

@@ -1,5 +1,7 @@
-"""Memory for the KV cache. On a CPU in huge pages, where the system gives them: blocks lie all over the pool, and with
-pages of 4 KB nearly every block waits for the translation of several addresses."""
+"""Memory for the KV cache and for weights. On a CPU in huge pages, where the system gives them: blocks lie all over the
+pool, and with pages of 4 KB nearly every block waits for the translation of several addresses; and the hardware's
+prefetcher, which stops at the end of a page, is stopped 512 times less often.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def zeros(count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.
         # One region for all of them: only its ends share a huge page with something else.
         region = mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise MemoryError(f"{size} bytes for the KV cache: {error.strerror}") from error
+        raise MemoryError(f"{size} bytes of memory: {error.strerror}") from error
     with suppress(OSError):  # of a kernel built without them
         region.madvise(mmap.MADV_HUGEPAGE)
     bytes_ = np.frombuffer(region, np.uint8)
