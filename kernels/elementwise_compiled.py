@@ -160,33 +160,46 @@ def gate_body(bits: int) -> Any:
     return _body(gated)
 
 
+def _turn(bits: int, bits_out: int) -> Any:
+    """One head's dim numbers from x[at] on, its halves against each other, times factor, into out[to] on. A loop for
+    each half: with both in one LLVM has more addresses to tell apart than it will, and makes no vectors."""
+
+    @njit(inline="always", **_OPTIONS)
+    def turn(x: Any, at: Any, cos: Any, sin: Any, angle: Any, dim: Any, factor: Any, out: Any, to: Any) -> None:
+        half = dim // 2
+        for i in range(half):
+            left = _load(bits, x, at + i) * _load(bits, cos, angle + i)
+            left -= _load(bits, x, at + half + i) * _load(bits, sin, angle + i)
+            _store(bits_out, out, to + i, left * factor)
+        for i in range(half, dim):
+            right = _load(bits, x, at + i) * _load(bits, cos, angle + i)
+            right += _load(bits, x, at + i - half) * _load(bits, sin, angle + i)
+            _store(bits_out, out, to + i, right * factor)
+
+    return turn
+
+
 @lru_cache
 def rotate_body(bits: int) -> Any:
     """Rotary embedding of queries and keys, halves against each other. Fields: 0 next tokens, 1 tokens, 2 cos, 3 sin
     (both [T, D]), 4 D, then of the queries 5 address, 6 stride of a token, 7 of a head, 8 heads, 9 out [T, H, D]; the
     same of the keys from 10 on."""
+    turn = _turn(bits, bits)
 
     def rotate(fields: Any) -> None:
         f = carray(fields, 15)
         tokens, cos, sin, dim = f[1], f[2], f[3], f[4]
-        half = dim // 2
         while True:
             first = _take(fields) * ROWS
             if first >= tokens:
                 break
             for token in range(first, min(first + ROWS, tokens)):
-                angle = token * dim
                 for which in range(5, 15, 5):
                     x, token_stride, head_stride, heads, out = f[which : which + 5]
                     for head in range(heads):
                         at = token * token_stride + head * head_stride
                         to = (token * heads + head) * dim
-                        for i in range(half):
-                            a, b = _load(bits, x, at + i), _load(bits, x, at + half + i)
-                            left = a * _load(bits, cos, angle + i) - b * _load(bits, sin, angle + i)
-                            right = b * _load(bits, cos, angle + half + i) + a * _load(bits, sin, angle + half + i)
-                            _store(bits, out, to + i, left)
-                            _store(bits, out, to + half + i, right)
+                        turn(x, at, cos, sin, token * dim, dim, np.float32(1), out, to)
 
     return _body(rotate)
 
@@ -198,10 +211,12 @@ def place_body(bits: int) -> Any:
     side, 3 row stride, 4 cos, 5 sin (both [rows, D]), 6 D, 7 query heads, 8 KV heads, 9 address of the queries' factor
     (fp32), 10 queries out (fp32 [rows, H, D]), 11 k_cache, 12 v_cache, 13 slots (int64; -1: nowhere)."""
 
+    turn_query, turn_key = _turn(bits, 32), _turn(bits, bits)
+
     def place(fields: Any) -> None:
         f = carray(fields, 14)
         rows, x, stride, cos, sin, dim, heads, kv_heads = f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8]
-        factor, half = _load(32, f[9], 0), dim // 2
+        factor = _load(32, f[9], 0)
         while True:
             first = _take(fields) * ROWS
             if first >= rows:
@@ -209,21 +224,11 @@ def place_body(bits: int) -> Any:
             for row in range(first, min(first + ROWS, rows)):
                 angle, slot = row * dim, _integer(f[13], row)
                 for head in range(heads):
-                    at, to = row * stride + head * dim, (row * heads + head) * dim
-                    for i in range(half):
-                        a, b = _load(bits, x, at + i), _load(bits, x, at + half + i)
-                        left = a * _load(bits, cos, angle + i) - b * _load(bits, sin, angle + i)
-                        right = b * _load(bits, cos, angle + half + i) + a * _load(bits, sin, angle + half + i)
-                        _store(32, f[10], to + i, left * factor)
-                        _store(32, f[10], to + half + i, right * factor)
+                    to = (row * heads + head) * dim
+                    turn_query(x, row * stride + head * dim, cos, sin, angle, dim, factor, f[10], to)
                 for head in range(kv_heads if slot >= 0 else 0):
                     at, to = row * stride + (heads + head) * dim, (slot * kv_heads + head) * dim
-                    for i in range(half):
-                        a, b = _load(bits, x, at + i), _load(bits, x, at + half + i)
-                        left = a * _load(bits, cos, angle + i) - b * _load(bits, sin, angle + i)
-                        right = b * _load(bits, cos, angle + half + i) + a * _load(bits, sin, angle + half + i)
-                        _store(bits, f[11], to + i, left)
-                        _store(bits, f[11], to + half + i, right)
+                    turn_key(x, at, cos, sin, angle, dim, np.float32(1), f[11], to)
                 if slot >= 0:
                     values = row * stride + (heads + kv_heads) * dim
                     for i in range(kv_heads * dim):

@@ -59,7 +59,9 @@ def settle(products: Sequence[Product]) -> None:
     if not products:
         return
     kind = products[0].dtype
-    sizes = [product._weight.numel() for product in products]
-    (region,) = zeros(1, (sum(sizes),), kind, torch.device("cpu"))
-    for product, place in zip(products, region.split(sizes), strict=True):
+    (region,) = zeros(1, (sum(product._weight.numel() for product in products),), kind, torch.device("cpu"))
+    start = 0
+    for product in products:
+        place = region[start : start + product._weight.numel()]
         product._weight = place.view(product._weight.shape).copy_(product._weight)
+        start += product._weight.numel()

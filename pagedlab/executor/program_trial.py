@@ -25,9 +25,9 @@ def try_program(
     v_cache: list[torch.Tensor],
     rows: int,
 ) -> None:
-    """NoProgram where they differ by more than a few roundings. forward: logits of a step, by the modules. Each layer is
-    fed what the model's own layer was fed, so that no difference grows from layer to layer. The caches' first blocks
-    are overwritten, then zero."""
+    """NoProgram where they differ by more than a few roundings. forward: logits of a step, by the modules. Each layer
+    is fed what the model's own layer was fed, so that no difference grows from layer to layer. The caches' first
+    blocks are overwritten, then zero."""
     sequences = min(_SEQUENCES, rows, len(k_cache[0]))
     random = torch.Generator().manual_seed(0)
     kept = [cache[:sequences] for cache in (*k_cache, *v_cache)]

@@ -155,7 +155,7 @@ class TorchExecutor(Executor):
 
     @torch.inference_mode()
     def make_program(self) -> str:
-        """From now on decode steps run as a program, where the model and the kernel are such. How they run, in words."""
+        """From now on decode steps run as a program, if model and kernel are such. How they run, in words."""
         if self.kernel.name != "cpu":
             return f"through the modules: kernel={self.kernel.name}"
         if any(window is not None for window in self._windows):

@@ -121,7 +121,8 @@ def _forced(model, settings, program: bool) -> torch.Tensor:
         (small_model("mistral", sliding_window=32), "cpu", "it attends in windows"),
         (small_model("llama"), "torch", "kernel=torch"),
         (small_model("granite", residual_multiplier=0.5), "cpu", "layer 0 computes something else"),
-        (small_model("granite", embedding_multiplier=3.0), "cpu", "the first layer is fed something else than embeddings"),
+        (small_model("granite", embedding_multiplier=3.0), "cpu",
+         "the first layer is fed something else than embeddings"),
         (small_model("granite", logits_scaling=2.0), "cpu", "the head computes something else"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Packed products: what float64 says, rounded once, for any number of rows and columns, and a row's result is its own."""
+"""Packed products: what float64 says, rounded once, for any number of rows and columns; a row's result is its own."""
 
 import numpy as np
 import pytest
