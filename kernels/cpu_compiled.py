@@ -1,9 +1,8 @@
 """Paged decode attention as machine code: what `cpu.py` runs on every thread. Needs numba.
 
 Kept in one file, the vectors apart (`cpu_vectors.py`), because numba recompiles what it has cached on disk only when
-the file of the function itself changes: `_VECTORS` makes it look at the other one too. A body is a C function of one
-argument, an array of numbers and addresses: cheap to call from Python, and any pool of threads can run it. Each thread
-takes the next item from a counter until none is left: ragged batches, and cores that others use, balance themselves.
+the file of the function itself changes: `_VECTORS` makes it look at the other one too. Each thread takes the next item
+from a counter until none is left: ragged batches, and cores that others use, balance themselves.
 
 An item is a range of one sequence's tokens, for all its heads: the slots of a page are then read in the order in which
 they lie in memory. It goes in tiles of TILE tokens, over page edges, with an online softmax.
@@ -11,16 +10,14 @@ they lie in memory. It goes in tiles of TILE tokens, over page edges, with an on
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import carray, cfunc, njit
+from numba import carray, njit
 
 from pagedlab.kernels import cpu_vectors
+from pagedlab.kernels.compiled import body, version
 from pagedlab.kernels.cpu_vectors import (
     FAST,
     GROUP,
@@ -42,17 +39,8 @@ MERGE = 3  # row of the output, first row of its pieces, how many
 SCRATCH = 1024  # bytes a thread
 CHUNK = 64  # tokens that a thread writes at a time
 
-_VECTORS = int.from_bytes(hashlib.sha256(Path(cpu_vectors.__file__).read_bytes()).digest()[:4], "big")
+_VECTORS = version(cpu_vectors)
 _options: dict[str, Any] = {"error_model": "numpy", "fastmath": set(FAST)}
-
-
-def _body(function: Callable[..., None]) -> Any:
-    """Compile to void(int64 *fields), or load it from where numba keeps it: __pycache__, or where that cannot be
-    written the user's cache folder ($NUMBA_CACHE_DIR wins). Where neither can, it is compiled in every process."""
-    try:
-        return cfunc("void(CPointer(int64))", cache=True, **_options)(function)
-    except RuntimeError:  # "no locator available"
-        return cfunc("void(CPointer(int64))", **_options)(function)
 
 
 @njit(**_options)
@@ -118,7 +106,7 @@ def decode_body(bits: int) -> Any:
             for head in range(heads):
                 result[head] *= np.float32(1) / sums[head]
 
-    return _body(decode)
+    return body(decode, **_options)
 
 
 @lru_cache
@@ -147,7 +135,7 @@ def merge_body() -> Any:
                         whole[head, d] += weight * pieces[i, head, d]
                 whole[head] *= np.float32(1) / total
 
-    return _body(merge)
+    return body(merge, **_options)
 
 
 @lru_cache
@@ -169,4 +157,4 @@ def write_body() -> Any:
                     copy(f[4] + slots[t] * size, f[2] + t * size, size)
                     copy(f[5] + slots[t] * size, f[3] + t * size, size)
 
-    return _body(write)
+    return body(write, **_options)

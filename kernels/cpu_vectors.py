@@ -91,7 +91,7 @@ def _sum(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
     return builder.fadd(a, b, flags=FAST)
 
 
-def _fold(builder: ir.IRBuilder, operation: Any, vectors: list[Any], lanes: int) -> Any:
+def fold(builder: ir.IRBuilder, operation: Any, vectors: list[Any], lanes: int) -> Any:
     """Lanes folded by `lanes` neighbours (a power of two), the vectors packed into one: those of vectors[0] first."""
     count = vectors[0].type.count
     pick = [ir.Constant(ir.VectorType(_i32, count), [2 * i + odd for i in range(count)]) for odd in (0, 1)]
@@ -141,7 +141,7 @@ def _first(builder: ir.IRBuilder, vector: Any, lanes: int) -> Any:
     return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(_i32, lanes), list(range(lanes))))
 
 
-def _power_of_two(builder: ir.IRBuilder, x: Any) -> Any:
+def exp2(builder: ir.IRBuilder, x: Any) -> Any:
     """2 ** x in fp32 for x <= 0, lane by lane, relative error below 2e-7: a library call is not to be had for vectors.
 
     The whole part goes into the exponent's bits, the rest, -1/2 to 1/2, into a polynomial."""
@@ -262,16 +262,16 @@ def tile_weights(typing: Any, group: Any, scores: Any, count: Any, maxima: Any, 
             ]
             largest = [reduce(partial(_larger, builder), tile) for tile in tiles]
             before = _read(builder, maxima, _i64(0), 32, heads)
-            now = _larger(builder, before, _first(builder, _fold(builder, _larger, largest, _LANES), heads))
-            shrink = _power_of_two(builder, builder.fsub(before, now))
+            now = _larger(builder, before, _first(builder, fold(builder, _larger, largest, _LANES), heads))
+            shrink = exp2(builder, builder.fsub(before, now))
             totals = []
             for g, (tile, row) in enumerate(zip(tiles, places, strict=True)):
                 top = _splat(builder, builder.extract_element(now, _i32(g)), _LANES)
-                weights = [_power_of_two(builder, builder.fsub(vector, top)) for vector in tile]
+                weights = [exp2(builder, builder.fsub(vector, top)) for vector in tile]
                 for weight, place in zip(weights, row, strict=True):
                     _write(builder, weight, scores, place)
                 totals.append(reduce(partial(_sum, builder), weights))
-            total = _first(builder, _fold(builder, _sum, totals, _LANES), heads)
+            total = _first(builder, fold(builder, _sum, totals, _LANES), heads)
             sums_before = _read(builder, sums, _i64(0), 32, heads)
             _write(builder, _multiply_add(builder, sums_before, shrink, total), sums, _i64(0))
             _write(builder, now, maxima, _i64(0))
@@ -383,6 +383,6 @@ def power_of_two(typing: Any, x: Any) -> Any:
     """2 ** x in fp32 for x <= 0."""
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
-        return builder.extract_element(_power_of_two(builder, _splat(builder, args[0], 1)), _i32(0))
+        return builder.extract_element(exp2(builder, _splat(builder, args[0], 1)), _i32(0))
 
     return types.float32(types.float32), generate

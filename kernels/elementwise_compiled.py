@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, cfunc, njit, types
+from numba import carray, njit, types
 from numba.extending import intrinsic
+
+from pagedlab.kernels.compiled import body
 
 ROWS = 8  # that a thread takes at a time
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
@@ -28,7 +30,7 @@ def _at(builder: ir.IRBuilder, address: Any, at: Any, element: ir.Type) -> Any:
 
 
 @intrinsic(prefer_literal=True)
-def _load(typing: Any, bits: Any, address: Any, at: Any) -> Any:
+def load(typing: Any, bits: Any, address: Any, at: Any) -> Any:
     """Number `at` of 32 (fp32) or 16 bits (bf16), as fp32."""
     width = bits.literal_value
 
@@ -42,7 +44,7 @@ def _load(typing: Any, bits: Any, address: Any, at: Any) -> Any:
 
 
 @intrinsic(prefer_literal=True)
-def _store(typing: Any, bits: Any, address: Any, at: Any, value: Any) -> Any:
+def store(typing: Any, bits: Any, address: Any, at: Any, value: Any) -> Any:
     """The fp32 value, rounded to nearest even where `bits` is 16. NaN stays NaN."""
     width = bits.literal_value
 
@@ -90,7 +92,7 @@ def _as_float(typing: Any, bits: Any) -> Any:
 
 
 @njit(inline="always", **_OPTIONS)
-def _shrunk(x: Any) -> Any:
+def shrunk(x: Any) -> Any:
     """e ** -|x| in fp32: a library call is not to be had for vectors."""
     power = max(-abs(x) * np.float32(_LOG2E), np.float32(-126))
     whole = np.floor(power + np.float32(0.5))
@@ -105,14 +107,6 @@ def _shrunk(x: Any) -> Any:
     return value * _as_float((np.int32(whole) + np.int32(127)) << np.int32(23))
 
 
-def _body(function: Any) -> Any:
-    """As in `cpu_compiled.py`: compiled, or loaded from where numba keeps it."""
-    try:
-        return cfunc("void(CPointer(int64))", cache=True, **_OPTIONS)(function)
-    except RuntimeError:  # "no locator available"
-        return cfunc("void(CPointer(int64))", **_OPTIONS)(function)
-
-
 @lru_cache
 def norm_body(bits: int) -> Any:
     """out = x / sqrt(mean(x ** 2) + eps) * weight, a row. Fields: 0 next rows, 1 rows, 2 x, 3 weight, 4 out, 5 columns,
@@ -121,7 +115,7 @@ def norm_body(bits: int) -> Any:
     def norm(fields: Any) -> None:
         f = carray(fields, 8)
         rows, x, weight, out, columns, stride = f[1], f[2], f[3], f[4], f[5], f[6]
-        eps = _load(32, f[7], 0)
+        eps = load(32, f[7], 0)
         while True:
             first = _take(fields) * ROWS
             if first >= rows:
@@ -129,14 +123,14 @@ def norm_body(bits: int) -> Any:
             for row in range(first, min(first + ROWS, rows)):
                 squares = np.float32(0)
                 for i in range(columns):
-                    value = _load(bits, x, row * stride + i)
+                    value = load(bits, x, row * stride + i)
                     squares += value * value
                 scale = np.float32(1) / np.sqrt(squares / np.float32(columns) + eps)
                 for i in range(columns):
-                    value = _load(bits, x, row * stride + i) * scale
-                    _store(bits, out, row * columns + i, value * _load(bits, weight, i))
+                    value = load(bits, x, row * stride + i) * scale
+                    store(bits, out, row * columns + i, value * load(bits, weight, i))
 
-    return _body(norm)
+    return body(norm, **_OPTIONS)
 
 
 @lru_cache
@@ -152,12 +146,12 @@ def gate_body(bits: int) -> Any:
                 break
             for row in range(first, min(first + ROWS, rows)):
                 for i in range(columns):
-                    x = _load(bits, gate, row * stride + i)
-                    below = _shrunk(x)
+                    x = load(bits, gate, row * stride + i)
+                    below = shrunk(x)
                     share = (np.float32(1) if x >= 0 else below) / (np.float32(1) + below)
-                    _store(bits, out, row * columns + i, x * share * _load(bits, up, row * stride + i))
+                    store(bits, out, row * columns + i, x * share * load(bits, up, row * stride + i))
 
-    return _body(gated)
+    return body(gated, **_OPTIONS)
 
 
 def _turn(bits: int, bits_out: int) -> Any:
@@ -168,13 +162,13 @@ def _turn(bits: int, bits_out: int) -> Any:
     def turn(x: Any, at: Any, cos: Any, sin: Any, angle: Any, dim: Any, factor: Any, out: Any, to: Any) -> None:
         half = dim // 2
         for i in range(half):
-            left = _load(bits, x, at + i) * _load(bits, cos, angle + i)
-            left -= _load(bits, x, at + half + i) * _load(bits, sin, angle + i)
-            _store(bits_out, out, to + i, left * factor)
+            left = load(bits, x, at + i) * load(bits, cos, angle + i)
+            left -= load(bits, x, at + half + i) * load(bits, sin, angle + i)
+            store(bits_out, out, to + i, left * factor)
         for i in range(half, dim):
-            right = _load(bits, x, at + i) * _load(bits, cos, angle + i)
-            right += _load(bits, x, at + i - half) * _load(bits, sin, angle + i)
-            _store(bits_out, out, to + i, right * factor)
+            right = load(bits, x, at + i) * load(bits, cos, angle + i)
+            right += load(bits, x, at + i - half) * load(bits, sin, angle + i)
+            store(bits_out, out, to + i, right * factor)
 
     return turn
 
@@ -201,7 +195,7 @@ def rotate_body(bits: int) -> Any:
                         to = (token * heads + head) * dim
                         turn(x, at, cos, sin, token * dim, dim, np.float32(1), out, to)
 
-    return _body(rotate)
+    return body(rotate, **_OPTIONS)
 
 
 @lru_cache
@@ -216,7 +210,7 @@ def place_body(bits: int) -> Any:
     def place(fields: Any) -> None:
         f = carray(fields, 14)
         rows, x, stride, cos, sin, dim, heads, kv_heads = f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8]
-        factor = _load(32, f[9], 0)
+        factor = load(32, f[9], 0)
         while True:
             first = _take(fields) * ROWS
             if first >= rows:
@@ -232,9 +226,9 @@ def place_body(bits: int) -> Any:
                 if slot >= 0:
                     values = row * stride + (heads + kv_heads) * dim
                     for i in range(kv_heads * dim):
-                        _store(bits, f[12], slot * kv_heads * dim + i, _load(bits, x, values + i))
+                        store(bits, f[12], slot * kv_heads * dim + i, load(bits, x, values + i))
 
-    return _body(place)
+    return body(place, **_OPTIONS)
 
 
 @lru_cache
@@ -255,22 +249,22 @@ def finish_body(bits: int) -> Any:
                 piece, count = _integer(pieces, 2 * row), _integer(pieces, 2 * row + 1)
                 if count == 0:
                     for i in range(size):
-                        _store(bits, out, row * size + i, _load(32, x, row * size + i))
+                        store(bits, out, row * size + i, load(32, x, row * size + i))
                     continue
                 for head in range(heads):
-                    largest = _load(32, maxima, piece * heads + head)
+                    largest = load(32, maxima, piece * heads + head)
                     for p in range(piece + 1, piece + count):
-                        largest = max(largest, _load(32, maxima, p * heads + head))
+                        largest = max(largest, load(32, maxima, p * heads + head))
                     total = np.float32(0)
                     for p in range(piece, piece + count):
-                        below = (largest - _load(32, maxima, p * heads + head)) * np.float32(_LN2)
-                        weight = _load(32, sums, p * heads + head) * _shrunk(below)
+                        below = (largest - load(32, maxima, p * heads + head)) * np.float32(_LN2)
+                        weight = load(32, sums, p * heads + head) * shrunk(below)
                         total += weight
-                        _store(32, maxima, p * heads + head, weight)  # they have served
+                        store(32, maxima, p * heads + head, weight)  # they have served
                     for i in range(head * dim, head * dim + dim):
                         value = np.float32(0)
                         for p in range(piece, piece + count):
-                            value += _load(32, maxima, p * heads + head) * _load(32, x, p * size + i)
-                        _store(bits, out, row * size + i, value / total)
+                            value += load(32, maxima, p * heads + head) * load(32, x, p * size + i)
+                        store(bits, out, row * size + i, value / total)
 
-    return _body(finish)
+    return body(finish, **_OPTIONS)

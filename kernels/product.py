@@ -20,7 +20,8 @@ class Product:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None):
         try:
-            from pagedlab.kernels.product_compiled import WIDTH, product_body
+            from pagedlab.kernels.product_compiled import product_body
+            from pagedlab.kernels.strip_vectors import WIDTH
         except ImportError as error:
             raise ConfigError(f"packed weights on a CPU: need numba ({error}), expected it installed") from None
         self.out_features, self.in_features = weight.shape

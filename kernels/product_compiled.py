@@ -1,204 +1,41 @@
 """Products of a few rows with a weight, as machine code: what a decode step is mostly made of. Needs numba.
 
-A weight is laid out once as it is read: strips of WIDTH columns, each from its first row of the weight to its last, in
-bf16 two rows side by side. A thread takes the next strip from a counter and computes it for all rows of x, ROWS at a
-time: their sums stay in registers, every vector of the weight is read from memory once and serves all of them. A sum
-goes through a row from its first number to its last, however many rows there are: a row's result does not depend on
-the batch it comes in.
+A weight is laid out once as it is read: one strip (`strip_vectors.py`) after the other. A thread takes the next strip
+from a counter and computes it for all rows of x.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
-import llvmlite.binding as llvm
-from llvmlite import ir
-from numba import carray, cfunc, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import carray
 
+from pagedlab.kernels import strip_vectors
+from pagedlab.kernels.compiled import body, version
 from pagedlab.kernels.cpu_vectors import take
+from pagedlab.kernels.strip_vectors import WIDTH, rows_of
 
-_FEATURES = llvm.get_host_cpu_features()
-_LANES = 16 if _FEATURES.get("avx512f") else 8
-_VECTORS = 2  # side by side
-WIDTH = _LANES * _VECTORS
-ROWS = 12 if _LANES == 16 else 6  # with _VECTORS each, sums for all but a few of the registers
-_PAIRS = bool(_FEATURES.get("avx512bf16"))  # an instruction for two products of bf16 a lane
-_AHEAD = 2048  # bytes of the weight asked for before they are read: the hardware does not look past a page
-
-_i8, _i16, _i32, _i64, _f32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-_FUSED = ("contract",)  # and no other freedom: not to change the order of a sum
-
-
-class _BFloat(ir.Type):
-    """bf16 as LLVM names it; llvmlite has no word for it."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-def _vector(element: ir.Type, lanes: int = _LANES) -> Any:
-    return ir.VectorType(element, lanes)
-
-
-def _splat(builder: ir.IRBuilder, number: Any) -> Any:
-    nothing = ir.Constant(_vector(number.type), ir.Undefined)
-    first = builder.insert_element(nothing, number, _i32(0))
-    return builder.shuffle_vector(first, nothing, ir.Constant(_vector(_i32), [0] * _LANES))
-
-
-def _load(builder: ir.IRBuilder, address: Any, kind: Any, align: int) -> Any:
-    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=align)
-
-
-def _add(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
-    return builder.fadd(a, b, flags=_FUSED)
-
-
-def _halves(builder: ir.IRBuilder, pairs: Any) -> tuple[Any, Any]:
-    """The two bf16 of each lane as fp32, the one that lies first in memory first."""
-    first = builder.shl(pairs, ir.Constant(pairs.type, [16] * _LANES))
-    second = builder.and_(pairs, ir.Constant(pairs.type, [-65536] * _LANES))
-    kind = _vector(_f32)
-    return builder.bitcast(first, kind), builder.bitcast(second, kind)
-
-
-def _accumulate(builder: ir.IRBuilder, total: Any, x: Any, weight: Any, bits: int) -> Any:
-    if bits == 32:
-        return _add(builder, builder.fmul(x, weight, flags=_FUSED), total)
-    if not _PAIRS:
-        for a, b in zip(_halves(builder, x), _halves(builder, weight), strict=True):
-            total = _add(builder, builder.fmul(a, b, flags=_FUSED), total)
-        return total
-    kind = _vector(_BFloat(), 2 * _LANES)
-    signature = ir.FunctionType(total.type, [total.type, kind, kind])
-    dot = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx512bf16.dpbf16ps.512")
-    return builder.call(dot, [total, builder.bitcast(x, kind), builder.bitcast(weight, kind)])
-
-
-def _rounded(builder: ir.IRBuilder, vector: Any) -> Any:
-    """fp32 to bf16, to nearest even; NaN stays NaN."""
-    wide = _vector(_i32)
-
-    def number(value: int) -> Any:
-        return ir.Constant(wide, [value] * _LANES)
-
-    whole = builder.bitcast(vector, wide)
-    odd = builder.and_(builder.lshr(whole, number(16)), number(1))
-    up = builder.lshr(builder.add(builder.add(whole, number(0x7FFF)), odd), number(16))
-    kept = builder.select(builder.fcmp_unordered("uno", vector, vector), number(0x7FC0), up)
-    return builder.trunc(kept, _vector(_i16))
-
-
-def _read(builder: ir.IRBuilder, address: Any, bits: int) -> Any:
-    if bits == 32:
-        return _load(builder, address, _vector(_f32), 4)
-    halves = builder.zext(_load(builder, address, _vector(_i16), 2), _vector(_i32))
-    return builder.bitcast(builder.shl(halves, ir.Constant(_vector(_i32), [16] * _LANES)), _vector(_f32))
-
-
-def _write(builder: ir.IRBuilder, vector: Any, address: Any, bits: int) -> None:
-    value = vector if bits == 32 else _rounded(builder, vector)
-    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=bits // 8)
-
-
-def _prefetch(builder: ir.IRBuilder, address: Any) -> None:
-    kind = ir.FunctionType(ir.VoidType(), [_i8.as_pointer(), _i32, _i32, _i32])
-    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(prefetch, [builder.inttoptr(address, _i8.as_pointer()), _i32(0), _i32(3), _i32(1)])
-
-
-@intrinsic(prefer_literal=True)
-def _strip(
-    typing: Any, bits: Any, rows: Any, x: Any, x_bytes: Any, strip: Any, words: Any, bias: Any, more: Any, out: Any,
-    out_bytes: Any,
-) -> Any:  # fmt: skip
-    """out[r] = x[r] . strip + bias + more[r] for rows <= ROWS and the WIDTH columns of the strip. Addresses of the
-    first column; bias and more may be 0. x_bytes, out_bytes: of a row, of x and of out and more. words: of 32 bits in
-    a row of x."""
-    width = bits.literal_value
-
-    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
-        _, rows, x, x_bytes, strip, words, bias, more, out, out_bytes = args
-        word = _f32 if width == 32 else _i32
-
-        def emit(count: int) -> None:
-            zero = ir.Constant(_vector(_f32), [0.0] * _LANES)
-            sums = [[cgutils.alloca_once(builder, zero.type) for _ in range(_VECTORS)] for _ in range(count)]
-            for one in chain(*sums):
-                builder.store(zero, one)
-            starts = [builder.add(x, builder.mul(x_bytes, _i64(r))) for r in range(count)]
-            with cgutils.for_range(builder, words) as loop:
-                place = builder.add(strip, builder.mul(loop.index, _i64(4 * WIDTH)))
-                offset = builder.mul(loop.index, _i64(4))
-                for line in range(0, 4 * WIDTH, 64):
-                    _prefetch(builder, builder.add(place, _i64(_AHEAD + line)))
-                weights = [
-                    _load(builder, builder.add(place, _i64(4 * _LANES * v)), _vector(word), 4) for v in range(_VECTORS)
-                ]
-                for start, row in zip(starts, sums, strict=True):
-                    factor = _splat(builder, _load(builder, builder.add(start, offset), word, 2))
-                    for weight, one in zip(weights, row, strict=True):
-                        builder.store(_accumulate(builder, builder.load(one), factor, weight, width), one)
-            for v in range(_VECTORS):
-                column = _i64(v * _LANES * width // 8)
-                for added, a_row in ((bias, _i64(0)), (more, out_bytes)):
-                    with builder.if_then(builder.icmp_signed("!=", added, _i64(0))):
-                        for r, row in enumerate(sums):
-                            at = builder.add(builder.add(added, column), builder.mul(a_row, _i64(r)))
-                            builder.store(_add(builder, builder.load(row[v]), _read(builder, at, width)), row[v])
-                for r, row in enumerate(sums):
-                    at = builder.add(builder.add(out, column), builder.mul(out_bytes, _i64(r)))
-                    _write(builder, builder.load(row[v]), at, width)
-
-        for count in range(1, ROWS + 1):
-            with builder.if_then(builder.icmp_signed("==", rows, _i64(count))):
-                emit(count)
-        return context.get_dummy_value()
-
-    return types.void(bits, *[types.int64] * 9), generate
+_VECTORS = version(strip_vectors)
 
 
 @lru_cache
 def product_body(bits: int) -> Any:
-    """out = x . weight^T + bias + more. Fields: 0 next strip, 1 rows, 2 x [rows, columns of the weight], 3 weight as
-    `strips` has it, 4 out [rows, strips * WIDTH], 5 strips, 6 bytes of a row of x, 7 bias or 0, 8 more, as out, or 0.
-    """
+    """out = x . weight^T + bias + more. Fields: 0 next strip, 1 rows, 2 x [rows, columns of the weight], 3 weight in
+    strips, 4 out [rows, strips * WIDTH], 5 strips, 6 bytes of a row of x, 7 bias or 0, 8 more, as out, or 0."""
+    vectors, all_rows = _VECTORS, rows_of(bits, bits)
 
     def product(fields: Any) -> None:
-        f = carray(fields, 9)
+        f = carray(fields, 9 if vectors >= 0 else 0)
         rows, x, weight, out, strips, x_bytes, bias, more = f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8]
-        words = x_bytes // 4
-        wide = WIDTH * bits // 8
+        words, wide = x_bytes // 4, WIDTH * bits // 8
         out_bytes = strips * wide
-        chunks = (rows + ROWS - 1) // ROWS
         while True:
             strip = take(fields, 0)
             if strip >= strips:
                 break
-            at = strip * wide
-            start = weight + strip * words * (4 * WIDTH)
-            first = 0
-            for chunk in range(chunks):
-                count = (rows - first + chunks - chunk - 1) // (chunks - chunk)
-                _strip(
-                    bits, count, x + first * x_bytes, x_bytes, start, words,
-                    bias + at if bias != 0 else 0,
-                    more + first * out_bytes + at if more != 0 else 0,
-                    out + first * out_bytes + at, out_bytes,
-                )  # fmt: skip
-                first += count
+            at, start = strip * wide, weight + strip * words * (4 * WIDTH)
+            bias_here, more_here = bias + at if bias != 0 else 0, more + at if more != 0 else 0
+            all_rows(rows, x, x_bytes, start, words, bias_here, more_here, out + at, out_bytes)
 
-    try:
-        return cfunc("void(CPointer(int64))", cache=True)(product)
-    except RuntimeError:  # "no locator available"
-        return cfunc("void(CPointer(int64))")(product)
+    return body(product)

@@ -11,10 +11,11 @@ from functools import lru_cache
 from typing import Any
 
 from llvmlite import ir
-from numba import carray, cfunc, types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from pagedlab.kernels.compiled import body
 from pagedlab.kernels.cpu_vectors import int64s, take
 
 _PATIENCE = 1 << 20  # ticks, a few tenths of a millisecond: longer than threads differ by in a body
@@ -117,7 +118,4 @@ def program_body() -> Any:
                 steps[step, 2] += now - before
                 before = now
 
-    try:
-        return cfunc("void(CPointer(int64))", cache=True)(program)
-    except RuntimeError:  # "no locator available"
-        return cfunc("void(CPointer(int64))")(program)
+    return body(program)
