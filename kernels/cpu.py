@@ -1,4 +1,4 @@
-"""Numba's machine code over the block table itself: nothing is gathered for a decode, prefills gather."""
+"""Numba's machine code over the block table itself: nothing is gathered for a decode. Prefills: `cpu_prefill.py`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 
 from pagedlab.core.errors import ConfigError
 from pagedlab.kernels.base import KERNELS, Kernel, PagedBatch
+from pagedlab.kernels.cpu_prefill import prefill
 from pagedlab.kernels.threads import run
 from pagedlab.kernels.torch import TorchKernel
 
@@ -29,17 +29,6 @@ class Work:
     rows: int
 
 
-@dataclass(slots=True)
-class _Prompts:
-    """The prefills of a step as prompts, tiles of `tile` tokens and pieces (see prefill_compiled.py), int64."""
-
-    prompts: torch.Tensor
-    tiles: torch.Tensor
-    pieces: torch.Tensor
-    first_pieces: torch.Tensor  # of each prompt
-    tile: int
-
-
 @KERNELS.register("cpu")
 class CpuKernel(Kernel):
     """fp32 arithmetic on fp32 and bf16 keys and values. Compiles at first use (some seconds), then loads from disk."""
@@ -50,10 +39,10 @@ class CpuKernel(Kernel):
 
     def __init__(self) -> None:
         try:
-            from pagedlab.kernels import cpu_compiled, prefill_compiled
+            from pagedlab.kernels import cpu_compiled
         except ImportError as error:
             raise ConfigError(f"kernel=cpu: needs numba ({error}), expected it installed, or kernel=torch") from None
-        self._compiled, self._prefill = cpu_compiled, prefill_compiled
+        self._compiled = cpu_compiled
         cpu_compiled.write_body()  # compiled now, not in a measured step; the decode's follows at the warm-up
         cpu_compiled.merge_body()
         self._torch = TorchKernel()
@@ -115,33 +104,9 @@ class CpuKernel(Kernel):
         scale: float,
         window: int | None = None,
     ) -> torch.Tensor:
-        query = query.contiguous()
-        heads, dim = query.shape[1:]
-        block_size, kv_heads = k_cache.shape[1:3]
-        group, bits = heads // kv_heads, 8 * k_cache.element_size()
-        if dim * bits % 32:  # two numbers of bf16 to a word
+        if query.shape[2] * query.element_size() % 4:  # two numbers of bf16 to a word
             return self._torch.prefill(query, k_cache, v_cache, batch, scale, window)
-        work = batch.scratch.get("cpu prefill")
-        if work is None:
-            work = batch.scratch["cpu prefill"] = _prompts(batch, kv_heads, group)
-        compiled, threads, pieces = self._prefill, torch.get_num_threads(), len(work.pieces)
-        keys, values = (torch.empty(pieces * size, dtype=torch.uint8) for size in compiled.strips_bytes(dim, bits))
-        fields = (
-            *(0, pieces, work.pieces.data_ptr(), work.prompts.data_ptr()),
-            *(batch.block_tables.data_ptr(), batch.block_tables.stride(0), k_cache.data_ptr(), v_cache.data_ptr()),
-            *(block_size, kv_heads, dim, keys.data_ptr(), values.data_ptr()),
-        )
-        run(compiled.lay_out_body(bits), fields, min(threads, pieces))
-        out, factor = torch.empty_like(query), torch.tensor([scale * math.log2(math.e)], dtype=torch.float32)
-        share = compiled.scratch_bytes(work.tile * group, dim, bits)
-        scratch, items = torch.empty(threads * share, dtype=torch.uint8), len(work.tiles) * kv_heads
-        fields = (
-            *(0, 0, items, work.tiles.data_ptr(), work.prompts.data_ptr(), work.first_pieces.data_ptr()),
-            *(query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), scratch.data_ptr(), share),
-            *(kv_heads, group, dim, factor.data_ptr(), window or 0),
-        )
-        run(compiled.prefill_body(bits), fields, min(threads, items))
-        return out
+        return prefill(query.contiguous(), k_cache, v_cache, batch, scale, window)
 
     def copy_blocks(
         self, k_caches: Sequence[torch.Tensor], v_caches: Sequence[torch.Tensor], pairs: torch.Tensor
@@ -177,31 +142,3 @@ def divide(contexts: list[int], window: int | None, threads: int, tile: int) -> 
             rows += 1
     items.sort(key=lambda item: item[1] - item[2])
     return Work(torch.tensor(items), torch.tensor(merges, dtype=torch.int64), rows)
-
-
-def _prompts(batch: PagedBatch, kv_heads: int, group: int) -> _Prompts:
-    from pagedlab.kernels.prefill_compiled import TILE_ROWS
-    from pagedlab.kernels.strip_vectors import WIDTH
-
-    tile = max(1, TILE_ROWS // group)
-    first_row = batch.starts[batch.num_decodes]
-    prompts, tiles, pieces, first_pieces, made = [], [], [], [], 0
-    for p, s in enumerate(range(batch.num_decodes, len(batch.contexts))):
-        context, row, fed = batch.contexts[s], batch.starts[s], batch.starts[s + 1] - batch.starts[s]
-        prompts.append((s, row - first_row, fed, context))
-        tiles += [(p, first, min(first + tile, fed)) for first in range(0, fed, tile)]
-        own = np.arange(0, context, WIDTH)
-        pieces.append(np.stack([np.full(kv_heads * len(own), p), *_grid(kv_heads, own)], axis=1))
-        first_pieces.append(made)
-        made += kv_heads * len(own)
-    # The longest first: what is left at the end is short. A tile sees what was cached and what came before it.
-    tiles.sort(key=lambda tile: -(prompts[tile[0]][3] - prompts[tile[0]][2] + tile[2]))
-    return _Prompts(
-        torch.tensor(prompts), torch.tensor(tiles), torch.from_numpy(np.concatenate(pieces)),
-        torch.tensor(first_pieces), tile,
-    )  # fmt: skip
-
-
-def _grid(heads: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of every head and token the head, and the token."""
-    return np.repeat(np.arange(heads), len(tokens)), np.tile(tokens, heads)
