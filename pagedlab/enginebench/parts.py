@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from pagedlab.config import parse_bytes
+from pagedlab.core.errors import ConfigError
 from pagedlab.enginebench.cell import load, run, warm_up
 from pagedlab.enginebench.peer import Peer
 from pagedlab.settings import Settings
@@ -106,6 +107,12 @@ def memory(settings: Settings, repeats: int, longest: list[int]) -> dict[str, An
     reserved = [variant(settings, allocator="reserve_max", kv_bytes=fifth, max_model_len=tokens) for tokens in longest]
     cells = [full, paged, *reserved]
     take_turns(cells, repeats)
+    idle = [cell.labels["max_model_len"] for cell in reserved if not cell.runs[-1]["completed"]]
+    if idle:
+        raise ConfigError(
+            f"bench.longest={idle}: reserve_max could serve nothing in a fifth of kv_bytes={settings.kv_bytes}, "
+            "expected less"
+        )
     for cell in cells:
         for one in cell.runs:
             one["per_running_request"] = one["output_tokens_per_s"] / one["mean_batch_size"]

@@ -40,6 +40,27 @@ def test_throughput_has_a_bound_a_memory_limit_and_a_profile_that_sums_to_the_st
     assert "a decode step of 256 sequences without the model" in done.stdout
 
 
+def test_what_reserving_the_longest_sequence_costs_depends_on_how_long_that_may_be(tmp_path):
+    words = ["bench.parts=[memory]", "bench.longest=[64,256]", "kv_bytes=1MiB", "workload.num_requests=6"]
+    done = call(*SMALL, *words, f"hydra.run.dir={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stderr
+    memory = json.loads((tmp_path / "run" / "summary.json").read_text())["memory"]
+    full, paged, short, long = memory["rows"]
+    assert (full["allocator"], paged["allocator"]) == ("paged", "paged")
+    assert full["kv_bytes"] > 4 * paged["kv_bytes"]
+    assert (short["allocator"], short["max_model_len"], long["max_model_len"]) == ("reserve_max", 64, 256)
+    assert paged["mean_batch_size"] >= short["mean_batch_size"] > long["mean_batch_size"]
+    assert set(memory["paged_to_reserve_max"]) == {"64", "256"}
+    assert "where 256 are reserved" in " ".join(done.stdout.split())
+
+
+def test_a_memory_that_holds_no_longest_sequence_is_refused(tmp_path):
+    words = ["bench.parts=[memory]", "bench.longest=[512]", "kv_bytes=1MiB", f"hydra.run.dir={tmp_path / 'run'}"]
+    done = call(*SMALL, *words)
+    said = "error: bench.longest=[512]: reserve_max could serve nothing in a fifth of kv_bytes=1MiB, expected less"
+    assert (done.returncode, done.stderr.strip()) == (2, said)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

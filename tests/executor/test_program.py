@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from pagedlab.executor.optimize import optimize
-from pagedlab.executor.program import DecodeProgram
+from pagedlab.executor.program import HEAD, NORM, PRODUCT, DecodeProgram
+from pagedlab.executor.program_trial import decode_step
 from pagedlab.kernels import cpu
 from pagedlab.model.load import load_model
 from tests.torch_lab import load, make_torch_executor, outputs, run_model, sampling, small_model, with_answers
@@ -95,8 +96,6 @@ def test_in_bf16_logits_are_as_near_to_fp32_as_those_of_the_modules():
 
 def _forced(model, settings, program: bool) -> torch.Tensor:
     """Logits of 40 decode steps of three sequences that are fed the same tokens in every run."""
-    from pagedlab.executor.program_trial import decode_step
-
     executor = make_torch_executor(model, load(settings)[1], 12, 16, "cpu", 3, program=program)
     random, logits = np.random.default_rng(0), []
     with torch.inference_mode():
@@ -167,8 +166,6 @@ def test_a_program_that_computes_something_else_is_refused(what, monkeypatch):
 
         layer.self_attn.forward = scaled
     else:
-        from pagedlab.executor.program import DecodeProgram
-
         plain_begin = DecodeProgram.begin
 
         def begin(self, step):
@@ -180,6 +177,25 @@ def test_a_program_that_computes_something_else_is_refused(what, monkeypatch):
         "through the modules: layer 1 computes something else",
         "through the modules: layer 0 computes something else",
     )
+
+
+def test_bodies_can_be_left_out_to_see_what_a_step_takes_without_them():
+    model, shape = load(KINDS["llama"])
+    optimize(model)
+    executor = make_torch_executor(model, shape, 4, 4, "cpu", program=True)
+    program = executor.program
+    step = decode_step(np.array([7, 9]), np.array([0, 1]), np.array([[2], [0]], dtype=np.int32), 4)
+    for cache in executor.k_cache + executor.v_cache:
+        cache.fill_(0.5)
+    with torch.inference_mode():
+        whole = program.run(step).clone()
+        program.logits.fill_(7)
+        program.leave_out(frozenset({PRODUCT, HEAD}))
+        assert bool((program.run(step) == 7).all())  # nobody wrote them
+        program.leave_out(frozenset())
+        before = program.ticks()
+        assert torch.equal(program.run(step), whole)
+        assert {NORM, PRODUCT, HEAD, "attention, decode"} < set(program.ticks() - before)
 
 
 def test_the_trial_leaves_the_cache_clean():
