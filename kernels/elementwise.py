@@ -40,12 +40,15 @@ class Elementwise:
         return out
 
     def gate(self, both: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up (SwiGLU: Shazeer, 2020, eq. 6). both [..., 2 F], contiguous: gate, then up. Out [..., F]."""
+        """silu(gate) * up (SwiGLU: Shazeer, 2020, eq. 6). both [..., 2 F]: gate, then up, rows perhaps with a gap. Out
+        [..., F]."""
         columns = both.shape[-1] // 2
+        rows = both.reshape(-1, 2 * columns)
+        if rows.stride(1) != 1:
+            rows = rows.contiguous()
         out = torch.empty((*both.shape[:-1], columns), dtype=both.dtype)
-        gate = both.data_ptr()
-        rows = out.numel() // columns
-        fields = (0, rows, gate, gate + columns * both.element_size(), out.data_ptr(), columns, 2 * columns)
+        gate, up = rows.data_ptr(), rows[:, columns:].data_ptr()
+        fields = (0, len(rows), gate, up, out.data_ptr(), columns, rows.stride(0))
         run(self._gate, fields, _threads(out))
         return out
 

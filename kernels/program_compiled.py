@@ -8,6 +8,7 @@ the core, or two threads on one core would wait for each other's whole share of 
 from __future__ import annotations
 
 from functools import lru_cache
+from platform import machine
 from typing import Any
 
 from llvmlite import ir
@@ -19,6 +20,8 @@ from pagedlab.kernels.compiled import body
 from pagedlab.kernels.cpu_vectors import int64s, take
 
 _PATIENCE = 1 << 20  # ticks, a few tenths of a millisecond: longer than threads differ by in a body
+# Of an ARM the counter of cycles is for the kernel alone, the steady one for all; of an x86 it is the other way round.
+_CLOCK = "llvm.readcyclecounter" if machine() in ("x86_64", "AMD64") else "llvm.readsteadycounter"
 _i32, _i64 = ir.IntType(32), ir.IntType(64)
 _TURN, _ARRIVED, _ROUND = range(3)
 
@@ -29,7 +32,7 @@ def _field(builder: ir.IRBuilder, fields: Any, which: int) -> Any:
 
 def _clock(builder: ir.IRBuilder) -> Any:
     kind = ir.FunctionType(_i64, [])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.readcyclecounter"), [])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, _CLOCK), [])
 
 
 @intrinsic

@@ -20,6 +20,7 @@ from tests.torch_lab import load, outputs, run_model, small_model, with_answers
 NO_FFN = ("intermediate_size", "num_key_value_heads", "initializer_range")
 KINDS = {
     "llama": small_model("llama"),
+    "llama of odd sizes": small_model("llama", intermediate_size=99, vocab_size=521),
     "llama with biases": small_model("llama", attention_bias=True, mlp_bias=True),
     "qwen2": small_model("qwen2"),
     "qwen3": small_model("qwen3", head_dim=16),

@@ -45,6 +45,10 @@ def test_a_gate(ops, rows, columns):
     both = draw(dtype, rows, 2 * columns)
     gate, up = both.double().split(columns, dim=-1)
     close(ops.gate(both), gate * torch.sigmoid(gate) * up, dtype)
+    wide = torch.full((1, rows, 2 * columns + 3), float("nan"), dtype=dtype)
+    wide[0, :, : 2 * columns] = both
+    close(ops.gate(wide[..., : 2 * columns]), (gate * torch.sigmoid(gate) * up)[None], dtype)
+    close(ops.gate(both.T.contiguous().T), gate * torch.sigmoid(gate) * up, dtype)
 
 
 def test_a_gate_at_the_ends_of_its_range(ops):
