@@ -93,6 +93,12 @@ def decode_body(bits: int) -> Any:
             while count > 0:
                 begin += count
                 next_count = _find_rows(next_rows, table, begin, end, block_size, stride)
+                guess = f[0]
+                if next_count == 0 and guess < num_items:
+                    # Most likely this thread's next item: its first tile is asked for while the last one is computed.
+                    other, first_token, last_token, _ = items[guess]
+                    others = carray(int32s(f[7] + other * f[8] * 4), f[8])
+                    _find_rows(next_rows, others, first_token, last_token, block_size, stride)
                 for kv_head in range(kv_heads):
                     column = kv_head * dim
                     for first in range(0, group, GROUP):
