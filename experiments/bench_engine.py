@@ -93,7 +93,10 @@ def _check(own: Any) -> None:
         raise ConfigError("bench.block_sizes=[]: expected at least one")
     for size in (*own["block_sizes"], own["peer_block_size"]):
         whole("bench.block_sizes", size)
-    for tokens in own["longest"]:
+    longest = own["longest"]
+    if not isinstance(longest, list) or not longest or len(set(longest)) < len(longest):
+        raise ConfigError(f"bench.longest={longest}: expected a list of different numbers of tokens")
+    for tokens in longest:
         whole("bench.longest", tokens)
     whole("bench.repeats", own["repeats"])
     if own["against"] is not None and own["against"] not in PEERS:

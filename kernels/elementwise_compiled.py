@@ -154,23 +154,22 @@ def gate_body(bits: int) -> Any:
     return body(gated, **_OPTIONS)
 
 
-def _turn(bits: int, bits_out: int) -> Any:
+@njit(inline="always", **_OPTIONS)
+def _turn(
+    bits: Any, bits_out: Any, x: Any, at: Any, cos: Any, sin: Any, angle: Any, dim: Any, factor: Any, out: Any, to: Any
+) -> None:
     """One head's dim numbers from x[at] on, its halves against each other, times factor, into out[to] on. A loop for
-    each half: with both in one LLVM has more addresses to tell apart than it will, and makes no vectors."""
-
-    @njit(inline="always", **_OPTIONS)
-    def turn(x: Any, at: Any, cos: Any, sin: Any, angle: Any, dim: Any, factor: Any, out: Any, to: Any) -> None:
-        half = dim // 2
-        for i in range(half):
-            left = load(bits, x, at + i) * load(bits, cos, angle + i)
-            left -= load(bits, x, at + half + i) * load(bits, sin, angle + i)
-            store(bits_out, out, to + i, left * factor)
-        for i in range(half, dim):
-            right = load(bits, x, at + i) * load(bits, cos, angle + i)
-            right += load(bits, x, at + i - half) * load(bits, sin, angle + i)
-            store(bits_out, out, to + i, right * factor)
-
-    return turn
+    each half: with both in one LLVM has more addresses to tell apart than it will, and makes no vectors. The first two
+    are literals where it is called."""
+    half = dim // 2
+    for i in range(half):
+        left = load(bits, x, at + i) * load(bits, cos, angle + i)
+        left -= load(bits, x, at + half + i) * load(bits, sin, angle + i)
+        store(bits_out, out, to + i, left * factor)
+    for i in range(half, dim):
+        right = load(bits, x, at + i) * load(bits, cos, angle + i)
+        right += load(bits, x, at + i - half) * load(bits, sin, angle + i)
+        store(bits_out, out, to + i, right * factor)
 
 
 @lru_cache
@@ -178,7 +177,6 @@ def rotate_body(bits: int) -> Any:
     """Rotary embedding of queries and keys, halves against each other. Fields: 0 next tokens, 1 tokens, 2 cos, 3 sin
     (both [T, D]), 4 D, then of the queries 5 address, 6 stride of a token, 7 of a head, 8 heads, 9 out [T, H, D]; the
     same of the keys from 10 on."""
-    turn = _turn(bits, bits)
 
     def rotate(fields: Any) -> None:
         f = carray(fields, 15)
@@ -193,7 +191,7 @@ def rotate_body(bits: int) -> Any:
                     for head in range(heads):
                         at = token * token_stride + head * head_stride
                         to = (token * heads + head) * dim
-                        turn(x, at, cos, sin, token * dim, dim, np.float32(1), out, to)
+                        _turn(bits, bits, x, at, cos, sin, token * dim, dim, np.float32(1), out, to)
 
     return body(rotate, **_OPTIONS)
 
@@ -204,8 +202,6 @@ def place_body(bits: int) -> Any:
     rotated into their slots, values into theirs. Fields: 0 next rows, 1 rows, 2 their queries, keys and values side by
     side, 3 row stride, 4 cos, 5 sin (both [rows, D]), 6 D, 7 query heads, 8 KV heads, 9 address of the queries' factor
     (fp32), 10 queries out (fp32 [rows, H, D]), 11 k_cache, 12 v_cache, 13 slots (int64; -1: nowhere)."""
-
-    turn_query, turn_key = _turn(bits, 32), _turn(bits, bits)
 
     def place(fields: Any) -> None:
         f = carray(fields, 14)
@@ -219,10 +215,10 @@ def place_body(bits: int) -> Any:
                 angle, slot = row * dim, _integer(f[13], row)
                 for head in range(heads):
                     to = (row * heads + head) * dim
-                    turn_query(x, row * stride + head * dim, cos, sin, angle, dim, factor, f[10], to)
+                    _turn(bits, 32, x, row * stride + head * dim, cos, sin, angle, dim, factor, f[10], to)
                 for head in range(kv_heads if slot >= 0 else 0):
                     at, to = row * stride + (heads + head) * dim, (slot * kv_heads + head) * dim
-                    turn_key(x, at, cos, sin, angle, dim, np.float32(1), f[11], to)
+                    _turn(bits, bits, x, at, cos, sin, angle, dim, np.float32(1), f[11], to)
                 if slot >= 0:
                     values = row * stride + (heads + kv_heads) * dim
                     for i in range(kv_heads * dim):

@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from pagedlab.kernels import elementwise_compiled, strip_vectors
+from pagedlab.kernels import cpu_vectors, elementwise_compiled, strip_vectors
 from pagedlab.kernels.compiled import body, version
 from pagedlab.kernels.cpu_vectors import FAST, LOWEST, copy, int32s, int64s, take
 from pagedlab.kernels.elementwise_compiled import load, store
-from pagedlab.kernels.strip_vectors import WIDTH, rows_of, soften
+from pagedlab.kernels.strip_vectors import WIDTH, all_rows, soften
 
 ITEM = 3  # int64 numbers of a tile: prompt, first token, end
 PROMPT = 4  # int64 numbers of a prompt: row of the block tables, first row of the queries, tokens fed, context
 TILE_ROWS = 48  # of queries, tokens times heads of a group
 KEYS = 128  # tokens whose scores are there at once, a multiple of WIDTH
 _options: dict[str, Any] = {"error_model": "numpy", "fastmath": set(FAST)}
-_VECTORS = version(strip_vectors) ^ version(elementwise_compiled)
+_VECTORS = version(strip_vectors) ^ version(elementwise_compiled) ^ version(cpu_vectors)
 
 
 def strips_bytes(dim: int, bits: int) -> tuple[int, int]:
@@ -92,8 +92,7 @@ def prefill_body(bits: int) -> Any:
     [T, H, D],
     7 keys, 8 values (as `lay_out_body` leaves them), 9 out [T, H, D], 10 scratch, 11 bytes of it a thread, 12 KV heads,
     13 group, 14 D, 15 address of the factor of the scores (scale times log2 e, fp32), 16 window, or 0 for all."""
-    vectors, all_rows = _VECTORS, rows_of(bits, 32)
-    size = bits // 8
+    vectors, size = _VECTORS, bits // 8
 
     def prefill(fields: Any) -> None:
         f = carray(fields, 17 if vectors >= 0 else 0)
@@ -136,7 +135,7 @@ def prefill_body(bits: int) -> Any:
                 for strip in range(count // WIDTH):
                     keys = f[7] + (piece + begin // WIDTH + strip) * key_bytes
                     to = scores + strip * WIDTH * 4
-                    all_rows(rows, queries, dim * size, keys, words, 0, 0, to, KEYS * 4)
+                    all_rows(bits, 32, rows, queries, dim * size, keys, words, 0, 0, to, KEYS * 4)
                 for row in range(rows):
                     sees = cached + first + row // group + 1  # keys from the first on
                     high = min(max(sees - begin, 0), count)
@@ -151,7 +150,7 @@ def prefill_body(bits: int) -> Any:
                 for strip in range(wide // WIDTH):
                     to = sums + strip * WIDTH * 4
                     values = f[8] + piece * value_bytes + (strip * strips * WIDTH + begin) * WIDTH * size
-                    all_rows(rows, weights, KEYS * size, values, count * size // 4, 0, to, to, wide * 4)
+                    all_rows(bits, 32, rows, weights, KEYS * size, values, count * size // 4, 0, to, to, wide * 4)
                 begin += count
             for row in range(rows):
                 token = shape[1] + first + row // group

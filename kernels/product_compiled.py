@@ -11,19 +11,19 @@ from typing import Any
 
 from numba import carray
 
-from pagedlab.kernels import strip_vectors
+from pagedlab.kernels import cpu_vectors, strip_vectors
 from pagedlab.kernels.compiled import body, version
 from pagedlab.kernels.cpu_vectors import take
-from pagedlab.kernels.strip_vectors import WIDTH, rows_of
+from pagedlab.kernels.strip_vectors import WIDTH, all_rows
 
-_VECTORS = version(strip_vectors)
+_VECTORS = version(strip_vectors) ^ version(cpu_vectors)
 
 
 @lru_cache
 def product_body(bits: int) -> Any:
     """out = x . weight^T + bias + more. Fields: 0 next strip, 1 rows, 2 x [rows, columns of the weight], 3 weight in
     strips, 4 out [rows, strips * WIDTH], 5 strips, 6 bytes of a row of x, 7 bias or 0, 8 more, as out, or 0."""
-    vectors, all_rows = _VECTORS, rows_of(bits, bits)
+    vectors = _VECTORS
 
     def product(fields: Any) -> None:
         f = carray(fields, 9 if vectors >= 0 else 0)
@@ -36,6 +36,6 @@ def product_body(bits: int) -> Any:
                 break
             at, start = strip * wide, weight + strip * words * (4 * WIDTH)
             bias_here, more_here = bias + at if bias != 0 else 0, more + at if more != 0 else 0
-            all_rows(rows, x, x_bytes, start, words, bias_here, more_here, out + at, out_bytes)
+            all_rows(bits, bits, rows, x, x_bytes, start, words, bias_here, more_here, out + at, out_bytes)
 
     return body(product)

@@ -16,14 +16,16 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from pagedlab.kernels.compiled import body
+from pagedlab.kernels import cpu_vectors
+from pagedlab.kernels.compiled import body, version
 from pagedlab.kernels.cpu_vectors import int64s, take
 
-_PATIENCE = 1 << 20  # ticks, a few tenths of a millisecond: longer than threads differ by in a body
+_PATIENCE = 1 << 20  # ticks, on an x86 a few tenths of a millisecond: longer than threads differ by in a body
 # Of an ARM the counter of cycles is for the kernel alone, the steady one for all; of an x86 it is the other way round.
 _CLOCK = "llvm.readcyclecounter" if machine() in ("x86_64", "AMD64") else "llvm.readsteadycounter"
 _i32, _i64 = ir.IntType(32), ir.IntType(64)
 _TURN, _ARRIVED, _ROUND = range(3)
+_VECTORS = version(cpu_vectors)
 
 
 def _field(builder: ir.IRBuilder, fields: Any, which: int) -> Any:
@@ -107,8 +109,10 @@ def program_body() -> Any:
     ticks that it has taken so far (int64), 5 threads, 6 address of a function that counts them where 5 is a wish, or 0,
     7 address of one that yields the core."""
 
+    vectors = _VECTORS
+
     def program(fields: Any) -> None:
-        f = carray(fields, 8)
+        f = carray(fields, 8 if vectors >= 0 else 0)
         steps = carray(int64s(f[4]), (f[3], 3))
         threads = f[5] if f[6] == 0 else _count(f[6])
         first = take(fields, _TURN) == 0

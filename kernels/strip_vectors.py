@@ -226,20 +226,17 @@ def soften(
     return types.float32(bits, *[types.int64] * 4, types.float32, *[types.int64] * 3), generate
 
 
-def rows_of(bits: int, bits_out: int) -> Any:
-    """few_rows for any number of rows, as numba code."""
-
-    @njit(inline="always")
-    def all_rows(
-        rows: Any, x: Any, x_bytes: Any, strip: Any, words: Any, bias: Any, more: Any, out: Any, out_bytes: Any
-    ) -> None:
-        chunks, first = (rows + ROWS - 1) // ROWS, 0
-        for chunk in range(chunks):
-            count = (rows - first + chunks - chunk - 1) // (chunks - chunk)  # as even as can be
-            few_rows(
-                bits, bits_out, count, x + first * x_bytes, x_bytes, strip, words, bias,
-                more + first * out_bytes if more != 0 else 0, out + first * out_bytes, out_bytes,
-            )  # fmt: skip
-            first += count
-
-    return all_rows
+@njit(inline="always")
+def all_rows(
+    bits: Any, bits_out: Any, rows: Any, x: Any, x_bytes: Any, strip: Any, words: Any, bias: Any, more: Any, out: Any,
+    out_bytes: Any,
+) -> None:  # fmt: skip
+    """few_rows for any number of rows. The first two are literals where it is called."""
+    chunks, first = (rows + ROWS - 1) // ROWS, 0
+    for chunk in range(chunks):
+        count = (rows - first + chunks - chunk - 1) // (chunks - chunk)  # as even as can be
+        few_rows(
+            bits, bits_out, count, x + first * x_bytes, x_bytes, strip, words, bias,
+            more + first * out_bytes if more != 0 else 0, out + first * out_bytes, out_bytes,
+        )  # fmt: skip
+        first += count

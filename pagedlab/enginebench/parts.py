@@ -107,12 +107,13 @@ def memory(settings: Settings, repeats: int, longest: list[int]) -> dict[str, An
     reserved = [variant(settings, allocator="reserve_max", kv_bytes=fifth, max_model_len=tokens) for tokens in longest]
     cells = [full, paged, *reserved]
     take_turns(cells, repeats)
-    idle = [cell.labels["max_model_len"] for cell in reserved if not cell.runs[-1]["completed"]]
-    if idle:
-        raise ConfigError(
-            f"bench.longest={idle}: reserve_max could serve nothing in a fifth of kv_bytes={settings.kv_bytes}, "
-            "expected less"
-        )
+    wanted = full.runs[-1]["completed"]
+    for cell in reserved:
+        if (completed := cell.runs[-1]["completed"]) != wanted:
+            raise ConfigError(
+                f"bench.longest={cell.labels['max_model_len']}: reserve_max served {completed} of {wanted} requests in "
+                f"a fifth of kv_bytes={settings.kv_bytes}, expected room for the longest sequence, and for each request"
+            )
     for cell in cells:
         for one in cell.runs:
             one["per_running_request"] = one["output_tokens_per_s"] / one["mean_batch_size"]

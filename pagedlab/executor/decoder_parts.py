@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import nn
 from transformers import PreTrainedModel
 
-from pagedlab.executor.fused import FusedNorm, GatedFeedForward, rotary_of
+from pagedlab.executor.fused import FusedNorm, GatedFeedForward, rotates_halves
 from pagedlab.executor.packed import PackedLinear, Part
 from pagedlab.kernels.product import Product
 
@@ -63,10 +63,15 @@ def decoder_parts(model: PreTrainedModel, kv_heads: int, dim: int) -> DecoderPar
     parts = [_layer(layer, head.in_features) for layer in layers]
     heads = parts[0].out.in_features // dim
     inner = parts[0].down.in_features
-    shapes = (heads + 2 * kv_heads) * dim, heads * dim, 2 * inner, inner, head.in_features
+    hidden = head.in_features
+    shapes = (heads + 2 * kv_heads) * dim, hidden, heads * dim, 2 * inner, hidden, inner, hidden, hidden, hidden
     for part in parts:
-        found = part.qkv.out_features, part.out.in_features, part.gate_up.out_features, part.down.in_features
-        if (*found, part.down.out_features) != shapes or dim % 2 or heads % kv_heads:
+        found = (
+            *(part.qkv.out_features, part.qkv.in_features, part.out.in_features),
+            *(part.gate_up.out_features, part.gate_up.in_features, part.down.in_features, part.down.out_features),
+            *(len(part.before.weight), len(part.after.weight)),
+        )
+        if found != shapes or dim % 2 or heads % kv_heads:
             raise NoProgram(f"{type(layers[0]).__name__}s of several shapes")
     norm = _of(FusedNorm, base, "norm")
     return DecoderParts(embedding, rotary, parts, norm, head, head.in_features, heads, inner)
@@ -80,7 +85,7 @@ def _layer(layer: nn.Module, hidden: int) -> LayerParts:
         raise NoProgram(f"{type(attention).__name__} has other parts ({', '.join(sorted(found ^ _ATTENTION))})")
     whole = _of(Part, attention, "q_proj").whole
     scale = getattr(attention, "scaling", None)
-    if not isinstance(scale, float) or rotary_of(attention) is None or not isinstance(whole, PackedLinear):
+    if not isinstance(scale, float) or not rotates_halves(attention) or not isinstance(whole, PackedLinear):
         raise NoProgram(f"{type(attention).__name__} is of an unknown kind")
     qkv, out = whole.product, _of(PackedLinear, attention, "o_proj").product
     gate_up, down = _of(PackedLinear, mlp, "gate_up").product, _of(PackedLinear, mlp, "down").product

@@ -71,6 +71,12 @@ def rotate_by(attention: nn.Module, rotary: Callable[..., Any]) -> None:
     attention.forward = MethodType(own, attention)
 
 
+def rotates_halves(attention: nn.Module) -> bool:
+    """Whether this module's own code rotates by a FusedRotary."""
+    code = getattr(attention.forward, "__func__", None)
+    return isinstance(getattr(code, "__globals__", {}).get(_ROTARY), FusedRotary)
+
+
 class FusedRotary:
     """Rotates as `plain` does, in one pass where it can: whole heads, one batch, no other arguments."""
 

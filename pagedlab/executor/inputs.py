@@ -42,7 +42,7 @@ class InputBuilder:
     """Keeps one row a running sequence: its block table and its token ids. A step touches only what changed."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int):
-        self.block_size = block_size
+        self.block_size, self.max_model_len = block_size, max_model_len
         self.block_table = np.zeros((max_num_seqs, -(-max_model_len // block_size) + 1), dtype=np.int32)
         self.tokens = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         self.known = np.zeros(max_num_seqs, dtype=np.int64)  # tokens of each row so far

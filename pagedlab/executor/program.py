@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from pagedlab.executor.decoder_parts import decoder_parts
+from pagedlab.executor.decoder_parts import NoProgram, decoder_parts
 from pagedlab.executor.fused import FusedNorm
 from pagedlab.executor.inputs import StepInputs
 from pagedlab.kernels.cpu import divide
@@ -134,6 +134,8 @@ class DecodeProgram:
         positions = torch.from_numpy(step.positions)[None]
         embedded = self._embedding(torch.from_numpy(step.token_ids).long()[None])
         cos, sin = self._rotary(embedded, positions)
+        if cos.shape[-1] != self._cos.shape[-1]:
+            raise NoProgram(f"{type(self._rotary).__name__} rotates {cos.shape[-1]} of {self._cos.shape[-1]} columns")
         self.x[:count], self._cos[:count], self._sin[:count] = embedded[0], cos[0], sin[0]
         self._slots[:count] = torch.from_numpy(step.slot_mapping)
         work = divide(step.context_lens.tolist(), None, self._threads, self._tile)
@@ -170,7 +172,7 @@ class DecodeProgram:
         self._run_list = self._list if all(kept) else self._list[kept]
 
     def ticks(self) -> Counter[str]:
-        """The processor's ticks so far, by kind of body."""
+        """The processor's ticks so far, by kind of body, in runs from which none was left out."""
         ticks: Counter[str] = Counter()
         for kind, spent in zip(self._kinds, self._list[:, 2].tolist(), strict=True):
             ticks[kind] += spent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from pagedlab.executor.decoder_parts import NoProgram
 from pagedlab.executor.inputs import StepInputs
 from pagedlab.executor.program import DecodeProgram
 
-_SEQUENCES = 3
+_SEQUENCES, _BLOCKS = 3, 4  # and of each
 _ROUNDING = {torch.float32: 2.0**-16, torch.bfloat16: 2.0**-6}  # a few, as in optimize.py
 
 
@@ -24,35 +25,53 @@ def try_program(
     k_cache: list[torch.Tensor],
     v_cache: list[torch.Tensor],
     rows: int,
+    max_model_len: int,
 ) -> None:
     """NoProgram where they differ by more than a few roundings. forward: logits of a step, by the modules. Each layer
-    is fed what the model's own layer was fed, so that no difference grows from layer to layer. The caches' first
-    blocks are overwritten, then zero."""
+    of both is fed the same, so that no difference grows from layer to layer, and numbers of the size of what the layer
+    adds to them, so that none is lost in the rounding of a sum. The caches' first blocks are overwritten, then zero."""
     sequences = min(_SEQUENCES, rows, len(k_cache[0]))
+    blocks = min(_BLOCKS, len(k_cache[0]) // sequences)
     random = torch.Generator().manual_seed(0)
-    kept = [cache[:sequences] for cache in (*k_cache, *v_cache)]
+    kept = [cache[: sequences * blocks] for cache in (*k_cache, *v_cache)]
     before = [torch.randn(cache.shape, generator=random).to(cache.dtype) for cache in kept]
-    own = np.arange(sequences)  # of different lengths, each in a block of its own
-    block_size = k_cache[0].shape[1]
-    tokens = np.random.default_rng(0).integers(model.config.get_text_config().vocab_size, size=sequences)
-    step = decode_step(tokens, own * 2 % block_size, own.astype(np.int32)[:, None], block_size)
+    step = _step(sequences, blocks, k_cache[0].shape[1], model.config.get_text_config().vocab_size, max_model_len)
     try:
         _fill(kept, before)
-        fed, made, logits = _watched(model, forward, step)
-        written = [cache.clone() for cache in kept]
-        _fill(kept, before)
+        fed, made, logits = _watched(model, forward, step, [])
         program.begin(step)
         if not torch.equal(program.x[:sequences], fed[0]):
             raise NoProgram("the first layer is fed something else than embeddings")
+        if not all(torch.equal(x, y) for x, y in zip(fed[1:], made, strict=False)):
+            raise NoProgram("something happens between its layers")
+        if not _same(program.head(made[-1]).float(), logits.float(), logits):
+            raise NoProgram("the head computes something else")
+        sizes = [(y.float() - x.float()).pow(2).mean().sqrt() for x, y in zip(fed, made, strict=True)]
+        small = [(torch.randn(x.shape, generator=random) * s).to(x.dtype) for x, s in zip(fed, sizes, strict=True)]
+        _fill(kept, before)
+        fed, made, _ = _watched(model, forward, step, small)
+        written = [cache.clone() for cache in kept]
+        _fill(kept, before)
+        program.begin(step)
         for index, (x, y) in enumerate(zip(fed, made, strict=True)):
             if not _same(program.layer(index, x).float() - x.float(), y.float() - x.float(), y):
                 raise NoProgram(f"layer {index} computes something else")
         if not all(_same(a.float(), b.float(), b) for a, b in zip(kept, written, strict=True)):
             raise NoProgram("keys or values differ")
-        if not _same(program.head(made[-1]).float(), logits.float(), logits):
-            raise NoProgram("the head computes something else")
     finally:
         _fill(kept, [torch.zeros_like(cache) for cache in kept])
+
+
+def _step(sequences: int, blocks: int, block_size: int, vocabulary: int, max_model_len: int) -> StepInputs:
+    """One token each of sequences of different lengths, which end in their blocks, at positions that have nothing to do
+    with that, one of them the last there is: angles and whatever else depends on a position are seen at far ones."""
+    own, dice = np.arange(sequences), np.random.default_rng(0)
+    last = np.minimum(blocks * block_size - 1, 1 + 3 * own)
+    tables = np.arange(sequences * blocks, dtype=np.int32).reshape(sequences, blocks)
+    step = decode_step(dice.integers(vocabulary, size=sequences), last, tables, block_size)
+    positions = dice.integers(max_model_len // 2, max_model_len, size=sequences)
+    positions[0] = max_model_len - 1
+    return replace(step, positions=positions)
 
 
 def decode_step(
@@ -79,18 +98,29 @@ def decode_step(
 
 
 def _watched(
-    model: PreTrainedModel, forward: Callable[[StepInputs], torch.Tensor], step: StepInputs
+    model: PreTrainedModel,
+    forward: Callable[[StepInputs], torch.Tensor],
+    step: StepInputs,
+    instead: list[torch.Tensor],
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
-    """What each layer was fed and what it made of it, [S, C], and the logits."""
+    """What each layer was fed and what it made of it, [S, C], and the logits. instead: what layers are to be fed, in
+    place of what comes out of the ones before; empty: that."""
     fed: list[torch.Tensor] = []
     made: list[torch.Tensor] = []
 
-    def watch(layer: Any, args: Any, kwargs: Any, out: Any) -> None:
-        fed.append((args[0] if args else kwargs["hidden_states"])[0].clone())
+    def before(layer: Any, args: Any, kwargs: Any) -> Any:
+        own = args[0] if args else kwargs["hidden_states"]
+        x = instead[len(fed)][None] if instead else own
+        fed.append(x[0].clone())
+        return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
+
+    def after(layer: Any, args: Any, out: Any) -> None:
         made.append((out[0] if isinstance(out, tuple) else out).reshape(fed[-1].shape).clone())
 
-    layers = getattr(model, model.base_model_prefix).layers
-    hooks = [layer.register_forward_hook(watch, with_kwargs=True) for layer in layers]
+    hooks = []
+    for layer in getattr(model, model.base_model_prefix).layers:
+        hooks.append(layer.register_forward_pre_hook(before, with_kwargs=True))
+        hooks.append(layer.register_forward_hook(after))
     try:
         return fed, made, forward(step).clone()
     finally:

@@ -163,7 +163,7 @@ class TorchExecutor(Executor):
         rows = self.inputs.block_table.shape[0]
         try:
             program = DecodeProgram(self.model, self.k_cache, self.v_cache, rows, torch.get_num_threads())
-            try_program(program, self.model, self._forward, self.k_cache, self.v_cache, rows)
+            try_program(program, self.model, self._forward, self.k_cache, self.v_cache, rows, self.inputs.max_model_len)
         except NoProgram as reason:
             return f"through the modules: {reason}"
         self.program = program

@@ -57,7 +57,10 @@ def test_what_reserving_the_longest_sequence_costs_depends_on_how_long_that_may_
 def test_a_memory_that_holds_no_longest_sequence_is_refused(tmp_path):
     words = ["bench.parts=[memory]", "bench.longest=[512]", "kv_bytes=1MiB", f"hydra.run.dir={tmp_path / 'run'}"]
     done = call(*SMALL, *words)
-    said = "error: bench.longest=[512]: reserve_max could serve nothing in a fifth of kv_bytes=1MiB, expected less"
+    said = (
+        "error: bench.longest=512: reserve_max served 0 of 3 requests in a fifth of kv_bytes=1MiB, "
+        "expected room for the longest sequence, and for each request"
+    )
     assert (done.returncode, done.stderr.strip()) == (2, said)
 
 
@@ -67,6 +70,8 @@ def test_a_memory_that_holds_no_longest_sequence_is_refused(tmp_path):
         (["bench.parts=[speed]"],
          "error: bench.parts=['speed']: expected some of throughput, blocks, memory, latency, loop"),
         (["bench.against=tgi"], "error: bench.against=tgi: no such peer, expected one of openvino, transformers, vllm"),
+        (["bench.longest=1024"], "error: bench.longest=1024: expected a list of different numbers of tokens"),
+        (["bench.longest=[]"], "error: bench.longest=[]: expected a list of different numbers of tokens"),
         (["executor=fingerprint"], "error: bench_engine: expected executor=torch and workload=synthetic"),
         (["model.optimize=fast"], "error: model.optimize=fast: expected one of none, auto"),
         ([*SMALL, "bench.parts=[throughput]", "bench.against=transformers"],

@@ -65,10 +65,19 @@ def test_block_sizes(block_size):
 
 def test_long_sequences_in_pieces(monkeypatch):
     """Cut as among many threads, merged again."""
+    cuts, divide = [], cpu.divide
+
+    def cut(*args):
+        work = divide(*args)
+        cuts.append(len(work.merges))
+        return work
+
     monkeypatch.setattr(cpu, "SPLIT", 16)
+    monkeypatch.setattr("pagedlab.executor.program.divide", cut)
     served = optimized("llama")
     recorder = run_model(served.model, served.shape, served.requests, 90, kernel="cpu", program=True)
     assert outputs(recorder) == served.outputs
+    assert max(cuts) > 0
 
 
 def test_several_outputs_and_samples_are_those_of_the_modules():
@@ -137,6 +146,38 @@ def test_what_it_does_not_know_goes_through_the_modules(settings, kernel, why):
     assert outputs(recorder) == served.outputs
 
 
+@pytest.mark.parametrize(("rows", "block_size"), [(16, 4), (16, 1), (1, 16)])
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (small_model("smollm3", no_rope_layers=[1, 0]), "layer 1 computes something else"),  # it does not rotate
+        (small_model("ernie4_5", head_dim=16), "Ernie4_5Attention is of an unknown kind"),  # it rotates neighbours
+        (
+            small_model("ministral3", head_dim=16, sliding_window=None, rope_parameters={
+                "rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 2.0,
+                "original_max_position_embeddings": 90,
+            }),
+            "layer 0 computes something else",  # from position 90 on
+        ),
+    ],
+    ids=["no rope", "interleaved", "scaled far out"],
+)  # fmt: skip
+def test_what_a_model_does_at_some_positions_is_seen_whatever_the_pool(settings, why, rows, block_size):
+    model, shape = load(settings)
+    optimize(model)
+    executor = make_torch_executor(model, shape, 60, block_size, "cpu", max_num_seqs=rows)
+    assert executor.make_program() == f"through the modules: {why}"
+    executor.close()
+
+
+def test_what_happens_between_layers_is_seen():
+    model, shape = load(KINDS["llama"])
+    optimize(model)
+    model.model.layers[1].register_forward_pre_hook(lambda layer, args: (args[0] * 2, *args[1:]))
+    executor = make_torch_executor(model, shape, 60, 4, "cpu")
+    assert executor.make_program() == "through the modules: something happens between its layers"
+
+
 def test_a_model_that_was_not_optimized_has_none():
     model, shape = load(KINDS["llama"])
     executor = make_torch_executor(model, shape, 20, 4, "cpu")
@@ -155,16 +196,9 @@ def test_a_program_that_computes_something_else_is_refused(what, monkeypatch):
     elif what == "an eps":
         layer.input_layernorm.forward = lambda x, plain=layer.input_layernorm.forward: plain(x) * 0.9
     elif what == "the scale":
-        layer.self_attn.scaling, plain = 0.5, layer.self_attn.forward
-
-        def scaled(*args, **kwargs):
-            layer.self_attn.scaling = 0.25
-            try:
-                return plain(*args, **kwargs)
-            finally:
-                layer.self_attn.scaling = 0.5
-
-        layer.self_attn.forward = scaled
+        attention = layer.self_attn
+        attention.register_forward_pre_hook(lambda *of: setattr(attention, "scaling", attention.scaling / 2))
+        attention.register_forward_hook(lambda *of: setattr(attention, "scaling", attention.scaling * 2))
     else:
         plain_begin = DecodeProgram.begin
 
