@@ -11,7 +11,6 @@ from pagedlab.core.plan import Outcome, Plan, Together
 from pagedlab.core.request import Request, Sequence
 from pagedlab.executor.base import Executor
 from pagedlab.recorder.recorder import Recorder
-from pagedlab.recorder.timeline import Step
 from pagedlab.scheduler.scheduler import Scheduler
 
 
@@ -89,7 +88,7 @@ class Engine:
         if not scheduler.has_work:
             if arrivals:
                 end = clock.wait_until(arrivals.next_s)
-                recorder.idle(now, end, scheduler.allocator.usage(), scheduler.allocator.sharing())
+                recorder.idle(now, end, scheduler.allocator.split(), scheduler.allocator.cache_counts())
             return
         coasting = scheduler.coasting(now)
         if coasting is not None:
@@ -97,7 +96,7 @@ class Engine:
             self._patience.saw(True)
             return
         plan, allocator = scheduler.schedule(now), scheduler.allocator
-        usage, sharing, host_blocks = allocator.usage(), allocator.sharing(), allocator.host_blocks
+        slots, counts, host_blocks = allocator.split(), allocator.cache_counts(), allocator.host_blocks
         if recorder.block_map is not None:
             recorder.block_map.see(now, len(recorder.steps), allocator)
         if not plan.num_sequences:
@@ -107,7 +106,7 @@ class Engine:
         progress = _progress(plan, outcome)
         waiting, running = scheduler.num_waiting, scheduler.num_running
         finished = scheduler.commit(plan, outcome, end)
-        recorder.step(now, end, plan, outcome, usage, sharing, running, waiting, finished, host_blocks)
+        recorder.step(now, end, plan, outcome, slots, counts, running, waiting, finished, host_blocks)
         if finished:
             self._ended(finished)
         self._patience.saw(progress)
@@ -118,17 +117,14 @@ class Engine:
         """Several steps at once, between which there is nothing to decide: what each of them changes is the same, and
         known."""
         scheduler, allocator, count = self.scheduler, self.scheduler.allocator, together.count
-        waiting, running, blocked = scheduler.num_waiting, scheduler.num_running, scheduler.memory_blocked
+        row = (now, scheduler.num_running, scheduler.num_waiting, count, count, 0, scheduler.memory_blocked)
+        slots, counts, host_blocks = allocator.split(), allocator.cache_counts(), allocator.host_blocks
         steps = self.executor.coast(together, grown, min(until, self.arrivals.next_s, horizon))
-        ends, begun = steps.ends, now
-        allocator.fill(count, steps.grown[0])
-        usage, sharing, on_host = allocator.usage(), allocator.sharing(), allocator.host_blocks
-        first = Step(now, ends[0], running, waiting, count, count, 0, usage, blocked, sharing, host_blocks=on_host)
-        if len(ends) > 1:
-            allocator.fill(count * (len(ends) - 1), sum(steps.grown) - steps.grown[0])
-            begun = ends[-2]
-        finished = scheduler.coasted(steps, begun)
-        self.recorder.coasted(first, steps, together, allocator.pool.block_size, bool(allocator.grows), finished)
+        ends = steps.ends
+        allocator.fill(count * len(ends), steps.grown[-1])
+        finished = scheduler.coasted(steps, ends[-2] if len(ends) > 1 else now)
+        size, promises = allocator.pool.block_size, bool(allocator.grows)
+        self.recorder.coasted(row, slots, counts, host_blocks, steps, together, size, promises, finished)
         if finished:
             self._ended(finished)
 

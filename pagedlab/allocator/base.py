@@ -347,15 +347,22 @@ class Allocator(ABC):
 
     def sharing(self) -> Sharing:
         """What sharing saves now: O(1)."""
-        entries = self._table_entries
-        return Sharing(entries, entries - self.pool.num_held)
+        return Sharing(*self.split()[5:], *self.cache_counts())
 
     def usage(self) -> Usage:
         """The split of every slot now, from running sums: O(1)."""
-        pool, tokens, promised = self.pool, self._tokens, self._promised
+        return Usage(*self.split()[:5])
+
+    def split(self) -> tuple[int, int, int, int, int, int, int]:
+        """The numbers of `usage`, then mapped and saved of `sharing`: what is asked for at every step."""
+        pool, tokens, promised, entries = self.pool, self._tokens, self._promised, self._table_entries
         size, free, idle = pool.block_size, pool.num_free, pool.num_idle
-        held = (pool.num_blocks - free - idle) * size
-        return Usage(tokens, promised - tokens, held - promised, idle * size, free * size)
+        held = pool.num_blocks - free - idle
+        return tokens, promised - tokens, held * size - promised, idle * size, free * size, entries, entries - held
+
+    def cache_counts(self) -> tuple[int, ...]:
+        """The rest of `sharing`; () where nothing is cached."""
+        return ()
 
     def audit(self) -> None:
         """Check every invariant from scratch; InvariantError names the first that does not hold."""

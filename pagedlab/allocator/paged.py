@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from pagedlab.allocator.base import ALLOCATORS, Allocator, Grant, Holding, Restored, Sharing, blocks_for
+from pagedlab.allocator.base import ALLOCATORS, Allocator, Grant, Holding, Restored, blocks_for
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.allocator.prefixes import Prefixes
 from pagedlab.core.errors import InvariantError, OutOfBlocks
@@ -175,13 +175,11 @@ class PagedAllocator(Allocator):
     def stored(self) -> list[tuple[str, int]]:
         return self.prefixes.tiers.stored() if self.prefixes is not None else []
 
-    def sharing(self) -> Sharing:
-        shared = super().sharing()
+    def cache_counts(self) -> tuple[int, ...]:
         if self.prefixes is None:
-            return shared
+            return ()
         c = self.prefixes.counts
-        counts = (c.queried, c.hit, c.lost, c.copied, c.evictions, c.regretted, c.below["host"], c.below["disk"])
-        return Sharing(shared.mapped, shared.saved, *counts)
+        return c.queried, c.hit, c.lost, c.copied, c.evictions, c.regretted, c.below["host"], c.below["disk"]
 
     def computed(self, seq: Sequence) -> bool:
         if self.prefixes is None or seq.key not in self.holdings:

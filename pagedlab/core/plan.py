@@ -153,6 +153,11 @@ class Plan:
         """How many sequences run in this step."""
         return len(self.batch) + (self.together.count if self.together else 0)
 
+    @property
+    def moves(self) -> bool:
+        """Whether blocks are moved before the step."""
+        return bool(self.copies or self.swapped_out or self.swapped_in or self.loads or self.stores)
+
     def add(self, seq: Sequence, num_tokens: int) -> None:
         self.batch.append(seq)
         self.num_tokens.append(num_tokens)
@@ -216,7 +221,8 @@ class Outcome:
 class Coasted:
     """Steps that those who advance together took with nothing between them.
 
-    ends: when each step ended. grown: blocks that their tables grew by in each. ended: who ended in the last one.
+    ends: when each step ended. grown: blocks that their tables have grown by after each, since before the first. ended:
+    who ended in the last one.
     """
 
     ends: list[float]

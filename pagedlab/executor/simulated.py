@@ -136,7 +136,7 @@ class SimulatedExecutor(Executor):
                 tokens[i] = self._ring[(mix(seq.request.sampling.seed) + len(seq.output)) % len(self._ring)]
                 finish[i] = finish_reason(seq, tokens[i], frozenset())
         seconds = self.cost.step_s(work, self.overlap)
-        if not (plan.copies or plan.swapped_out or plan.swapped_in or plan.loads or plan.stores):
+        if not plan.moves:
             return Outcome(tokens, finish, seconds, choices, ended=ended)
         copy_s = self.cost.copy_s(len(plan.copies))
         out_s, in_s = self.cost.swap_out_s(len(plan.swapped_out)), self.cost.swap_in_s(len(plan.swapped_in))
@@ -160,9 +160,10 @@ class SimulatedExecutor(Executor):
         followed, now = self._together, self.clock.now()
         followed.take_in(together)
         price, step = self.cost.of_decodes(together.count, self.overlap), followed.step
-        ends, taken = [], []
-        for blocks in islice(grown, min(followed.steps_left, _MOST_STEPS)):
-            now += price(step(), blocks)
+        ends, taken, blocks = [], [], 0
+        for new in islice(grown, min(followed.steps_left, _MOST_STEPS)):
+            now += price(step(), new)
+            blocks += new
             ends.append(now)
             taken.append(blocks)
             if now >= until:

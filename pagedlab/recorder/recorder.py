@@ -6,11 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pagedlab.allocator.base import Sharing, Usage
 from pagedlab.core.plan import Coasted, Outcome, Plan, Preemption, Return, Together
 from pagedlab.core.request import Key, Sequence
 from pagedlab.recorder.blocks import BlockMap
-from pagedlab.recorder.timeline import Step, Timeline
+from pagedlab.recorder.timeline import Timeline, seldom
 
 
 class Service(NamedTuple):
@@ -61,10 +60,11 @@ class Recorder:
         if not seq.refusal:
             self._waiting[seq.request.client] += 1
 
-    def idle(self, start: float, end: float, usage: Usage, sharing: Sharing) -> None:
-        """Nothing to do from start to end: nobody holds a block."""
-        self.steps.append(Step(start, end, 0, 0, 0, 0, 0, usage, False, sharing))
-        self._serve({}, 1)
+    def idle(self, start: float, end: float, slots: tuple[int, ...], counts: tuple[int, ...]) -> None:
+        """Nothing to do from start to end: nobody holds a block. slots, counts: as in `step`."""
+        self.steps.add((start, 0, 0, 0, 0, 0, False), slots, end, seldom(counts) if counts else None)
+        if self._compares:
+            self._serve({}, 1)
         self._on_progress(self)
 
     def step(
@@ -73,15 +73,16 @@ class Recorder:
         end: float,
         plan: Plan,
         outcome: Outcome,
-        usage: Usage,
-        sharing: Sharing,
+        slots: tuple[int, ...],
+        counts: tuple[int, ...],
         running: int,
         waiting: int,
         finished: list[Sequence],
         host_blocks: int = 0,
     ) -> None:
-        """finished: as `Scheduler.commit` returns it."""
-        number, num_sequences = len(self.steps), plan.num_sequences
+        """slots, counts: while the step ran, as `Allocator.split` and `Allocator.cache_counts`. finished: as
+        `Scheduler.commit` returns it."""
+        number, num_sequences, fed = len(self.steps), plan.num_sequences, plan.num_tokens
         for record in plan.preempted:
             self.preemptions.append((start, number, record))
             victim = self._by_id[record.victim]
@@ -91,8 +92,12 @@ class Recorder:
         if plan.returned:
             self.returns += [(start, number, record) for record in plan.returned]
         service = self._service(plan, outcome)
-        for id in {new.request.id: None for new in plan.admitted}:  # what has forked returns part by part
-            seq = self._by_id[id]
+        last = None
+        for new in plan.admitted:
+            id = new.request.id
+            if id == last:  # what has forked returns part by part
+                continue
+            last, seq = id, self._by_id[id]
             self._waiting[seq.request.client] -= 1
             self.admitted_s.setdefault(id, start)
             for part in seq.branches or (seq,):
@@ -101,51 +106,44 @@ class Recorder:
             if not seq.branches:
                 self._left(seq, number + 1)
             self.num_finished += seq.trunk is None
-        self.steps.append(
-            Step(
-                start,
-                end,
-                running,
-                waiting,
-                num_sequences,
-                plan.total_tokens,
-                sum([n for n in plan.num_tokens if n > 1]),
-                usage,
-                plan.memory_blocked,
-                sharing,
-                len(plan.copies),
-                outcome.copy_s,
-                len(plan.swapped_out),
-                len(plan.swapped_in),
-                outcome.swap_out_s,
-                outcome.swap_in_s,
-                host_blocks,
-                outcome.load_s,
-                outcome.store_s,
-                plan.admission_estimate,
-            )
-        )
-        self._serve(service, 1)
+        prefilled = sum([n for n in fed if n > 1]) if len(fed) > 1 else (fed[0] if fed and fed[0] > 1 else 0)
+        row = (start, running, waiting, num_sequences, plan.total_tokens, prefilled, plan.memory_blocked)
+        more = None
+        if plan.moves or counts or host_blocks or plan.admission_estimate is not None:
+            o = outcome
+            moved = (len(plan.copies), o.copy_s, len(plan.swapped_out), len(plan.swapped_in), o.swap_out_s, o.swap_in_s)
+            more = seldom(counts, moved, host_blocks, (o.load_s, o.store_s), plan.admission_estimate)
+        self.steps.add(row, slots, end, more)
+        if self._compares:
+            self._serve(service, 1)
         self.output_tokens += num_sequences - outcome.tokens.count(-1)
         self._on_progress(self)
 
     def coasted(
         self,
-        first: Step,
+        row: tuple[float, ...],
+        slots: tuple[int, ...],
+        counts: tuple[int, ...],
+        host_blocks: int,
         steps: Coasted,
         together: Together,
         block_size: int,
         promises: bool,
         finished: list[Sequence],
     ) -> None:
-        """Steps that nobody planned. first: the first of them; together: who took them; block_size, promises: as
-        `Timeline.stretch` takes them. finished: as in `step`, of the last one."""
-        self.steps.stretch(first, steps.ends, steps.grown, block_size, promises)
-        self._serve(self._generated(together, steps.ended), len(steps.ends))
-        for seq in finished:
-            self._left(seq, len(self.steps))
-        self.num_finished += len(finished)
-        self.output_tokens += first.batch * len(steps.ends)
+        """Steps that nobody planned. row, slots, block_size, promises: as `Timeline.stretch` takes them; counts: as in
+        `step`. together: who took them; finished: as in `step`, of the last one."""
+        more = seldom(counts, host_blocks=host_blocks) if counts or host_blocks else None
+        self.steps.stretch(row, slots, steps, block_size, promises, more)
+        service = self._generated(together, steps.ended)
+        if self._compares:
+            self._serve(service, len(steps.ends))
+        if finished:
+            number = len(self.steps)
+            for seq in finished:
+                self._left(seq, number)
+            self.num_finished += len(finished)
+        self.output_tokens += together.count * len(steps.ends)
         self._on_progress(self)
 
     @property
@@ -185,8 +183,6 @@ class Recorder:
         return made
 
     def _serve(self, service: dict[tuple[str, bool], int], steps: int) -> None:
-        if not self._compares:
-            return
         served = {client: (service.get((client, False), 0), service.get((client, True), 0)) for client, _ in service}
         backlogged = frozenset(client for client, count in self._waiting.items() if count)
         self.service.append(Service(steps, served, backlogged))
