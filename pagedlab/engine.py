@@ -7,7 +7,7 @@ from math import inf
 
 from pagedlab.core.arrivals import Arrivals
 from pagedlab.core.errors import EngineStalled
-from pagedlab.core.plan import Outcome, Plan, Together
+from pagedlab.core.plan import Entry, Outcome, Plan, Together
 from pagedlab.core.request import Request, Sequence
 from pagedlab.executor.base import Executor
 from pagedlab.recorder.recorder import Recorder
@@ -61,12 +61,13 @@ class Engine:
         self.arrivals = arrivals
         self._ended = ended
         self._audit_every = audit_every
-        self._patience = _Patience(scheduler)
+        self._barren = 0  # steps since a token was finished
+        self._patience = patience(scheduler)
 
     @property
     def busy(self) -> bool:
         """Whether there is anything to do, now or later."""
-        return self.scheduler.has_work or bool(self.arrivals)
+        return bool(self.scheduler.running) or self.scheduler.has_work or bool(self.arrivals)
 
     @property
     def next_s(self) -> float:
@@ -93,25 +94,47 @@ class Engine:
         coasting = scheduler.coasting(now)
         if coasting is not None:
             self._coast(now, *coasting, horizon)
-            self._patience.saw(True)
             return
-        plan, allocator = scheduler.schedule(now), scheduler.allocator
+        entry = scheduler.entering(now)
+        if entry is not None:
+            self._enter(now, entry)
+        else:
+            self._step(now)
+        if self._audit_every and len(recorder.steps) % self._audit_every == 0:
+            scheduler.audit()
+
+    def _step(self, now: float) -> None:
+        """A step as it is planned."""
+        scheduler, executor, recorder, allocator = self.scheduler, self.executor, self.recorder, self.scheduler.allocator
+        plan = scheduler.schedule(now)
         slots, counts, host_blocks = allocator.split(), allocator.cache_counts(), allocator.host_blocks
         if recorder.block_map is not None:
             recorder.block_map.see(now, len(recorder.steps), allocator)
         if not plan.num_sequences:
-            raise EngineStalled(f"nothing can run: {self._patience.dump()}")
+            raise EngineStalled(f"nothing can run: {self._dump()}")
         outcome = executor.execute(plan)
-        end = clock.advance(outcome.seconds)
+        end = executor.clock.advance(outcome.seconds)
         progress = _progress(plan, outcome)
         waiting, running = scheduler.num_waiting, scheduler.num_running
         finished = scheduler.commit(plan, outcome, end)
         recorder.step(now, end, plan, outcome, slots, counts, running, waiting, finished, host_blocks)
         if finished:
             self._ended(finished)
-        self._patience.saw(progress)
-        if self._audit_every and len(recorder.steps) % self._audit_every == 0:
-            scheduler.audit()
+        self._barren = 0 if progress else self._barren + 1
+        if self._barren > self._patience:
+            raise EngineStalled(f"no token finished in {self._barren} steps: {self._dump()}")
+
+    def _enter(self, now: float, entry: Entry) -> None:
+        """A step of whole prompts, which nobody has to plan."""
+        scheduler, executor = self.scheduler, self.executor
+        slots, running, waiting = scheduler.allocator.split(), scheduler.num_running, scheduler.num_waiting
+        outcome = executor.enter(entry)
+        end = executor.clock.advance(outcome.seconds)
+        finished = scheduler.entered(entry, outcome, end)
+        self.recorder.entered(now, end, entry, slots, running, waiting, finished)
+        self._barren = 0
+        if finished:
+            self._ended(finished)
 
     def _coast(self, now: float, together: Together, grown: Iterator[int], until: float, horizon: float) -> None:
         """Several steps at once, between which there is nothing to decide: what each of them changes is the same, and
@@ -125,8 +148,15 @@ class Engine:
         finished = scheduler.coasted(steps, ends[-2] if len(ends) > 1 else now)
         size, promises = allocator.pool.block_size, bool(allocator.grows)
         self.recorder.coasted(row, slots, counts, host_blocks, steps, together, size, promises, finished)
+        self._barren = 0
         if finished:
             self._ended(finished)
+
+    def _dump(self) -> str:
+        s = self.scheduler
+        s.settle()
+        running = [(seq.id, seq.computed, seq.num_tokens, seq.preemptions) for seq in s.running[:8]]
+        return f"{s.num_waiting} waiting, {s.allocator.usage()}, running (id, computed, tokens, preemptions) {running}"
 
 
 def _progress(plan: Plan, outcome: Outcome) -> bool:
@@ -139,28 +169,14 @@ def _progress(plan: Plan, outcome: Outcome) -> bool:
     return False
 
 
-class _Patience:
-    """Ends a run that goes in circles: a thrash of preemptions finishes no token, and would never end by itself.
+def patience(scheduler: Scheduler) -> int:
+    """In how many steps a healthy engine finishes a token: more of them go in circles, a thrash of preemptions that
+    would never end by itself.
 
-    A healthy engine feeds its longest prompt in max_model_len / token limit steps and then samples, a preempted request
-    of several outputs all that these hold, at most the pool; the 2N steps on top are generous.
+    Its longest prompt takes max_model_len / token limit steps before it samples, a preempted request of several outputs
+    all that these hold, at most the pool; the 2N steps on top are generous.
     """
-
-    def __init__(self, scheduler: Scheduler):
-        self._scheduler = scheduler
-        allocator = scheduler.allocator
-        slots = allocator.pool.num_blocks * allocator.pool.block_size
-        most_fed = max(allocator.max_model_len, slots)
-        self._limit = 2 * allocator.pool.num_blocks + most_fed // scheduler.batching.max_tokens + 1
-        self._barren = 0
-
-    def saw(self, sampled: bool) -> None:
-        self._barren = 0 if sampled else self._barren + 1
-        if self._barren > self._limit:
-            raise EngineStalled(f"no token finished in {self._barren} steps: {self.dump()}")
-
-    def dump(self) -> str:
-        s = self._scheduler
-        s.settle()
-        running = [(seq.id, seq.computed, seq.num_tokens, seq.preemptions) for seq in s.running[:8]]
-        return f"{s.num_waiting} waiting, {s.allocator.usage()}, running (id, computed, tokens, preemptions) {running}"
+    allocator = scheduler.allocator
+    slots = allocator.pool.num_blocks * allocator.pool.block_size
+    most_fed = max(allocator.max_model_len, slots)
+    return 2 * allocator.pool.num_blocks + most_fed // scheduler.batching.max_tokens + 1

@@ -173,11 +173,12 @@ class Allocator(ABC):
 
     def admit(self, seq: Sequence) -> Grant:
         """Give a sequence its first blocks: room for every token known so far, at least."""
-        if seq.key in self.holdings:
-            raise InvariantError(f"sequence {seq.key} is admitted twice")
+        key = seq.key
+        if key in self.holdings:
+            raise InvariantError(f"sequence {key} is admitted twice")
         grants = self._blocks_at_admission(seq)
         self._enter(grants)
-        return grants[seq.key]
+        return grants[key]
 
     def _enter(self, grants: dict[Key, Grant]) -> None:
         for key, grant in grants.items():
@@ -293,6 +294,8 @@ class Allocator(ABC):
         that they come to hold for it, where `grows`. The sums alone: `catch_up` brings their holdings up to date when
         they are next looked at, and decides which blocks these are."""
         self._tokens += count
+        if self.grows:  # nothing was promised beyond the tokens known
+            self._promised += count
         if owed:
             self.pool.owe(owed)
             self._table_entries += owed
@@ -303,9 +306,10 @@ class Allocator(ABC):
         holding.tokens = num_tokens
         if num_tokens > holding.promised:
             holding.promised = num_tokens
-            owed = blocks_for(num_tokens, self.pool.block_size) - len(holding.table)
+            table, pool = holding.table, self.pool
+            owed = -(-num_tokens // pool.block_size) - len(table)
             if owed:
-                holding.table += self.pool.settle(owed)
+                table += pool.settle(owed)
 
     def release(self, key: Key) -> int:
         """Take back all that a sequence holds; returns how many blocks became free. Nothing held: 0, no error."""

@@ -218,6 +218,19 @@ class Outcome:
 
 
 @dataclass(slots=True)
+class Entry:
+    """A step in which nobody runs but requests of one output that are new in the batch, each of which feeds its whole
+    prompt: all that such a plan would say. tokens: of the prompts. blocks: that they were given. together: as in Plan,
+    none of them runs. memory_blocked: as in Plan."""
+
+    seqs: list[Sequence]
+    tokens: int
+    blocks: int
+    together: Together | None
+    memory_blocked: bool
+
+
+@dataclass(slots=True)
 class Coasted:
     """Steps that those who advance together took with nothing between them.
 

@@ -53,13 +53,15 @@ class _Growing:
 class Told(_Growing):
     """The first tokens of an output that is foretold: how many.
 
-    foretold: (start, stop) -> the tokens from start to stop. An appended token is not held: it is the one foretold.
+    foretold: (whose, start, stop) -> its tokens from start to stop. An appended token is not held: it is the one
+    foretold.
     """
 
-    __slots__ = ("_foretold", "_length")
+    __slots__ = ("_foretold", "_length", "_whose")
 
-    def __init__(self, foretold: Callable[[int, int], list[int]], length: int):
+    def __init__(self, foretold: Callable[[Any, int, int], list[int]], whose: Any, length: int):
         self._foretold = foretold
+        self._whose = whose
         self._length = length
 
     def append(self, token: int) -> None:
@@ -70,7 +72,7 @@ class Told(_Growing):
 
     def array(self) -> np.ndarray:
         """int32 [len]"""
-        return np.array(self._foretold(0, self._length), dtype=np.int32)
+        return np.array(self._foretold(self._whose, 0, self._length), dtype=np.int32)
 
     def __len__(self) -> int:
         return self._length
@@ -84,9 +86,9 @@ class Told(_Growing):
     def __getitem__(self, index: int | slice) -> int | list[int]:
         if isinstance(index, slice):
             start, stop, step = index.indices(self._length)
-            return self._foretold(start, max(start, stop))[::step] if step > 0 else list(self)[index]
+            return self._foretold(self._whose, start, max(start, stop))[::step] if step > 0 else list(self)[index]
         place = range(self._length)[index]
-        return self._foretold(place, place + 1)[0]
+        return self._foretold(self._whose, place, place + 1)[0]
 
 
 class Stamps(_Growing):

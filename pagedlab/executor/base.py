@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pagedlab.core.clock import Clock
 from pagedlab.core.errors import InvariantError
-from pagedlab.core.plan import Coasted, Outcome, Plan, Together
+from pagedlab.core.plan import Coasted, Entry, Outcome, Plan, Together
 from pagedlab.core.registry import Registry
 from pagedlab.core.request import Request, SamplingParams, Sequence
 from pagedlab.model.shape import ModelShape
@@ -54,6 +54,11 @@ class Executor(ABC):
         """Run steps in which nobody but these runs, and move the clock: until one ends at `until` seconds or later, or
         somebody ends in it, or no more is said of the blocks that their tables grow by (`grown`, for each step). Only
         for an executor that foretells its tokens. One step at least is run."""
+        raise InvariantError(f"executor {type(self).__name__} foretells no token, so each of its steps is planned")
+
+    def enter(self, entry: Entry) -> Outcome:
+        """Run a step that nobody planned, of whole prompts: as `execute`. Only for an executor that foretells its
+        tokens."""
         raise InvariantError(f"executor {type(self).__name__} foretells no token, so each of its steps is planned")
 
     @classmethod

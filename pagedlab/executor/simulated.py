@@ -18,7 +18,7 @@ import psutil
 from pagedlab.core.clock import VirtualClock
 from pagedlab.core.errors import ConfigError, InvariantError
 from pagedlab.core.mixing import mix, uniform
-from pagedlab.core.plan import Choice, Coasted, Load, Outcome, Plan, Together
+from pagedlab.core.plan import Choice, Coasted, Entry, Load, Outcome, Plan, Together
 from pagedlab.core.request import Request, Sequence
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason, num_candidates, output_limit
 from pagedlab.hardware.cost import CostModel, StepWork
@@ -36,6 +36,8 @@ _MOST_STEPS = 4096  # at a time, so that a run can be stopped between two
 # log probability of -0.69, the mean steps from candidate to candidate are 2.2, 0.99, 0.62, 0.49, 0.40, 0.32: as of
 # exponentials in order, 2 / k. Of 4 beams 3.2 have a successor in a step; 2.95 of those made up so.
 _FIRST_CANDIDATE, _CANDIDATE_STEP = 0.7, 2.0
+_NO_CHOICES: dict[int, list[Choice]] = {}
+_NOBODY: list[Sequence] = []
 _BYTES_OF_A_BLOCK = 256  # of this machine's memory: its entries in the pool and in a table
 
 
@@ -103,38 +105,39 @@ class SimulatedExecutor(Executor):
         return tokens
 
     def execute(self, plan: Plan) -> Outcome:
-        batch, together = plan.batch, plan.together
-        work = StepWork(plan.total_tokens, len(batch), 0, 0, 0, len(plan.admitted))
+        batch, together, ring = plan.batch, plan.together, self._ring
         ended: list[Sequence] = []
+        count = slots = blocks = 0
         if together is not None:
-            ended = self._together.follow(together)
-            if together.count:
-                work.sequences += together.count
-                work.decodes = work.sampled = together.count
-                work.decode_slots = self._together.slots
-                work.blocks = together.owed
+            ended, count = self._together.follow(together), together.count
+            if count:
+                slots, blocks = self._together.slots, together.owed
         for new in plan.admitted:
-            work.blocks += len(new.block_ids)
+            blocks += len(new.block_ids)
         for growth in plan.grown:
-            work.blocks += len(growth.block_ids)
+            blocks += len(growth.block_ids)
+        work = StepWork(plan.total_tokens, len(batch) + count, count, slots, count, len(plan.admitted), blocks)
         tokens: list[int] = [-1] * len(batch)
         finish: list[str | None] = [None] * len(batch)
         choices: dict[int, list[Choice]] = {}
         size = self.cost.block_size
         for i, (seq, fed) in enumerate(zip(batch, plan.num_tokens, strict=True)):
+            request, computed, known = seq.request, seq.computed, len(seq.output)
             if fed == 1:
                 work.decodes += 1
-                work.decode_slots += (seq.computed // size + 1) * size
+                work.decode_slots += (computed // size + 1) * size
             else:
-                work.chunks.append((fed, seq.computed))
-            if fed == seq.to_compute:
-                work.sampled += 1
-                if seq.branches or seq.trunk is not None:
-                    choices[i] = self._choices(seq)
-                    tokens[i], finish[i] = choices[i][0].token, choices[i][0].finish
-                    continue
-                tokens[i] = self._ring[(mix(seq.request.sampling.seed) + len(seq.output)) % len(self._ring)]
-                finish[i] = finish_reason(seq, tokens[i], frozenset())
+                work.chunks.append((fed, computed))
+            if fed < len(request.prompt) + known - computed:
+                continue
+            work.sampled += 1
+            if seq.branches or seq.trunk is not None:
+                choices[i] = self._choices(seq)
+                tokens[i], finish[i] = choices[i][0].token, choices[i][0].finish
+                continue
+            tokens[i] = ring[(mix(request.sampling.seed) + known) % len(ring)]
+            if known + 1 >= output_limit(request):
+                finish[i] = "length"
         seconds = self.cost.step_s(work, self.overlap)
         if not plan.moves:
             return Outcome(tokens, finish, seconds, choices, ended=ended)
@@ -156,11 +159,29 @@ class SimulatedExecutor(Executor):
         slowest = max([store_s(name, self._tiers[name], hardware, blocks * size) for name, blocks in stores])
         return slowest if self._stores == "first" else max(0.0, slowest - seconds)
 
+    def enter(self, entry: Entry) -> Outcome:
+        if entry.together is not None:
+            self._together.take_in(entry.together)
+        ring, size, count = self._ring, self.cost.block_size, len(entry.seqs)
+        work = StepWork(entry.tokens, count, 0, 0, count, count, entry.blocks)
+        tokens, finish = list[int](), list[str | None]()
+        for seq in entry.seqs:
+            request = seq.request
+            fed = len(request.prompt)
+            if fed == 1:
+                work.decodes += 1
+                work.decode_slots += size
+            else:
+                work.chunks.append((fed, 0))
+            tokens.append(ring[mix(request.sampling.seed) % len(ring)])
+            finish.append("length" if output_limit(request) <= 1 else None)
+        return Outcome(tokens, finish, self.cost.step_s(work, self.overlap), _NO_CHOICES, ended=_NOBODY)
+
     def coast(self, together: Together, grown: Iterator[int], until: float) -> Coasted:
-        followed, now = self._together, self.clock.now()
+        followed, now, blocks = self._together, self.clock.now(), 0
         followed.take_in(together)
         price, step = self.cost.of_decodes(together.count, self.overlap), followed.step
-        ends, taken, blocks = [], [], 0
+        ends, taken = list[float](), list[int]()
         for new in islice(grown, min(followed.steps_left, _MOST_STEPS)):
             now += price(step(), new)
             blocks += new
@@ -218,12 +239,14 @@ class _Followed:
     def take_in(self, together: Together) -> None:
         if together.dissolved:
             self._forget()
+        steps, size = self._steps, self._size
         for seq in together.joined:
-            enter = (self._steps - seq.computed) % self._size
+            computed = seq.computed
+            enter = (steps - computed) % size
             self._enter[enter] += 1
-            self._blocks += -(-seq.computed // self._size)
-            ends = self._steps + output_limit(seq.request) - len(seq.output)
-            heapq.heappush(self._ends, (ends, seq.id, enter, seq.computed - self._steps, seq))
+            self._blocks += -(-computed // size)
+            ends = steps + output_limit(seq.request) - len(seq.output)
+            heapq.heappush(self._ends, (ends, seq.id, enter, computed - steps, seq))
         if together.count and together.count != len(self._ends):
             raise InvariantError(f"{together.count} sequences advance together, {len(self._ends)} are known")
 
@@ -241,9 +264,9 @@ class _Followed:
 
     def ended(self) -> list[Sequence]:
         """Those that ended in the last step, who are followed no longer."""
-        ended = []
-        while self._ends and self._ends[0][0] == self._steps:
-            _, _, enter, offset, seq = heapq.heappop(self._ends)
+        ended, ends = [], self._ends
+        while ends and ends[0][0] == self._steps:
+            _, _, enter, offset, seq = heapq.heappop(ends)
             self._enter[enter] -= 1
             self._blocks -= -(-(offset + self._steps) // self._size)
             ended.append(seq)

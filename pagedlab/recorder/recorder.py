@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pagedlab.core.plan import Coasted, Outcome, Plan, Preemption, Return, Together
+from pagedlab.core.plan import Coasted, Entry, Outcome, Plan, Preemption, Return, Together
 from pagedlab.core.request import Key, Sequence
 from pagedlab.recorder.blocks import BlockMap
 from pagedlab.recorder.timeline import Timeline, seldom
@@ -63,7 +63,7 @@ class Recorder:
     def idle(self, start: float, end: float, slots: tuple[int, ...], counts: tuple[int, ...]) -> None:
         """Nothing to do from start to end: nobody holds a block. slots, counts: as in `step`."""
         self.steps.add((start, 0, 0, 0, 0, 0, False), slots, end, seldom(counts) if counts else None)
-        if self._compares:
+        if len(self._waiting) > 1:
             self._serve({}, 1)
         self._on_progress(self)
 
@@ -114,9 +114,43 @@ class Recorder:
             moved = (len(plan.copies), o.copy_s, len(plan.swapped_out), len(plan.swapped_in), o.swap_out_s, o.swap_in_s)
             more = seldom(counts, moved, host_blocks, (o.load_s, o.store_s), plan.admission_estimate)
         self.steps.add(row, slots, end, more)
-        if self._compares:
+        if len(self._waiting) > 1:
             self._serve(service, 1)
         self.output_tokens += num_sequences - outcome.tokens.count(-1)
+        self._on_progress(self)
+
+    def entered(
+        self,
+        start: float,
+        end: float,
+        entry: Entry,
+        slots: tuple[int, ...],
+        running: int,
+        waiting: int,
+        finished: list[Sequence],
+    ) -> None:
+        """A step of whole prompts that nobody planned. The rest as in `step`."""
+        number, seqs = len(self.steps), entry.seqs
+        if entry.together is not None:
+            self._generated(entry.together, [])
+        for seq in seqs:
+            self._waiting[seq.request.client] -= 1
+            self.admitted_s[seq.id] = start
+            self._entered[seq.id] = number
+        for seq in finished:
+            self._left(seq, number + 1)
+        self.num_finished += len(finished)
+        prefilled = sum([n for n in [seq.request.prompt_tokens for seq in seqs] if n > 1])
+        row = (start, running, waiting, len(seqs), entry.tokens, prefilled, entry.memory_blocked)
+        self.steps.add(row, slots, end)
+        if len(self._waiting) > 1:
+            service: defaultdict[tuple[str, bool], int] = defaultdict(int)
+            for seq in seqs:
+                service[seq.request.client, False] += seq.request.prompt_tokens
+            for seq in seqs:
+                service[seq.request.client, True] += 1
+            self._serve(service, 1)
+        self.output_tokens += len(seqs)
         self._on_progress(self)
 
     def coasted(
@@ -136,7 +170,7 @@ class Recorder:
         more = seldom(counts, host_blocks=host_blocks) if counts or host_blocks else None
         self.steps.stretch(row, slots, steps, block_size, promises, more)
         service = self._generated(together, steps.ended)
-        if self._compares:
+        if len(self._waiting) > 1:
             self._serve(service, len(steps.ends))
         if finished:
             number = len(self.steps)
@@ -146,17 +180,12 @@ class Recorder:
         self.output_tokens += together.count * len(steps.ends)
         self._on_progress(self)
 
-    @property
-    def _compares(self) -> bool:
-        """Whether there is anybody to compare a client with."""
-        return len(self._waiting) > 1
-
     def _service(self, plan: Plan, outcome: Outcome) -> dict[tuple[str, bool], int]:
         """(client, whether generated or of a prompt) -> tokens."""
         service: defaultdict[tuple[str, bool], int] = defaultdict(int)
         if plan.together is not None:
             service |= self._generated(plan.together, outcome.ended)
-        for new in plan.admitted if self._compares else ():
+        for new in plan.admitted if len(self._waiting) > 1 else ():
             request = new.request
             if request.id not in self.admitted_s:
                 service[request.client, False] += request.prompt_tokens
@@ -171,13 +200,13 @@ class Recorder:
 
     def _generated(self, together: Together, ended: list[Sequence]) -> dict[tuple[str, bool], int]:
         """A token for each of those that advance together, if they run; some end."""
-        clients = self._together
+        clients, made = self._together, {}
         if together.dissolved:
             clients.clear()
         for seq in together.joined:
             clients[seq.request.client] += 1
-        counts = together.count and self._compares
-        made = {(client, True): n for client, n in clients.items() if n} if counts else {}
+        if together.count and len(self._waiting) > 1:
+            made = {(client, True): n for client, n in clients.items() if n}
         for seq in ended:
             clients[seq.request.client] -= 1
         return made

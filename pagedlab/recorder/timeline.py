@@ -63,6 +63,7 @@ _PLACES = {name: place for names in (_OFTEN, _SELDOM) for place, name in enumera
 _NO_COUNTS = (0,) * len(Sharing._fields[2:])
 _ROW, _MORE = Struct(f"{len(_OFTEN)}d"), Struct(f"{len(_SELDOM)}d")
 _PACK = _ROW.pack
+_GROWING = ("usage.tokens", "usage.reserved", "usage.block_tail", "usage.free", "sharing.mapped")
 _SECONDS = ("start_s", "copy_s", "swap_out_s", "swap_in_s", "load_s", "store_s", "admission_estimate")
 
 
@@ -136,6 +137,8 @@ class Timeline(Sequence[Step]):
         ends = np.array(self._ends)
         if name == "end_s":
             return ends
+        if name in _SELDOM and not self._seldom:
+            return np.full(len(ends), nan) if name == "admission_estimate" else np.zeros(len(ends), _type_of(name))
         counts = np.diff(np.array(self._firsts), append=len(ends))
         values = np.repeat(self._of_records(name), counts)
         if name == "start_s":
@@ -143,11 +146,8 @@ class Timeline(Sequence[Step]):
             begins = np.zeros(len(ends), dtype=bool)
             begins[np.array(self._firsts)] = True
             values[1:] = np.where(begins[1:], values[1:], ends[:-1])
-        if name in _SECONDS:
-            return values
-        if name == "memory_blocked":
-            return values.astype(bool)
-        return values.astype(np.int64) + self._since(name, counts)
+        values = values.astype(_type_of(name), copy=False)
+        return values + self._since(name, counts) if name in _GROWING else values
 
     def _of_records(self, name: str) -> np.ndarray:
         """float64 [records]"""
@@ -158,10 +158,8 @@ class Timeline(Sequence[Step]):
             values[np.array(self._seldom_of)] = np.frombuffer(self._seldom).reshape(-1, len(_SELDOM))[:, _PLACES[name]]
         return values
 
-    def _since(self, name: str, counts: np.ndarray) -> np.ndarray | int:
+    def _since(self, name: str, counts: np.ndarray) -> np.ndarray:
         """By how much a count differs from that of the record, int64 [steps]."""
-        if name not in ("usage.tokens", "usage.reserved", "usage.block_tail", "usage.free", "sharing.mapped"):
-            return 0
         grown = np.array(self._grown)
         if name == "sharing.mapped":
             return grown
@@ -208,6 +206,10 @@ class Timeline(Sequence[Step]):
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+
+def _type_of(name: str) -> type:
+    return float if name in _SECONDS else bool if name == "memory_blocked" else np.int64
 
 
 def seldom(

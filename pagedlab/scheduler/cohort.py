@@ -11,7 +11,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from pagedlab.allocator.base import Allocator
 from pagedlab.core.errors import InvariantError
@@ -70,7 +69,7 @@ class Cohort:
         del self.apart[seq.id]
         output, times = seq.output, seq.token_s
         if not isinstance(output, Told):
-            output = seq.output = Told(partial(self._foretold, seq.request), len(output))
+            output = seq.output = Told(self._foretold, seq.request, len(output))
         if not isinstance(times, Stamps):
             times = seq.token_s = Stamps(self._times, times)
         member = _Member(seq, len(self._times), output, times)
@@ -123,39 +122,42 @@ class Cohort:
 
     def coasted(self, steps: Coasted) -> list[Sequence]:
         """These steps were taken; they are counted by the allocator. Returns who is to be looked at, as `took`."""
-        if len(steps.ends) > 1:
-            self._times.fromlist(steps.ends[:-1])
-        return self.took(steps.ends[-1], steps.ended)
+        self._times.fromlist(steps.ends)
+        return self._looked_at(steps.ended)
 
     @property
     def size(self) -> int:
         return len(self._members)
 
-    def tell(self, plan: Plan) -> None:
-        """A plan in which no member runs has to say who joined all the same."""
-        if plan.together is None and (self._joined or self._dissolved):
-            plan.together = self._told(0)
+    def tell(self) -> Together | None:
+        """Of a step in which no member runs, who joined all the same."""
+        return self._told(0) if self._joined or self._dissolved else None
 
     def took(self, now: float, ended: list[Sequence]) -> list[Sequence]:
         """The decode step that was planned has been executed. Returns who is to be looked at, brought up to date, in
         order of admission: those that ended, members no longer, and, where a cache wants to know, those that have
         filled a block or have one that it would not take before."""
         self._times.append(now)
-        if not ended and not self._allocator.caches:
-            return []
-        members = [self._members[seq.id] for seq in ended]
-        if self._allocator.caches:
+        return self._looked_at(ended)
+
+    def _looked_at(self, ended: list[Sequence]) -> list[Sequence]:
+        caches, looked_at = self._allocator.caches, ended
+        if caches:
+            asking = self._asking | {m.seq.id: m for m in self._filled(len(self._times))}
             gone = {seq.id for seq in ended}
-            looked_at = self._asking | {m.seq.id: m for m in self._filled(len(self._times))}
-            members += [m for id, m in looked_at.items() if id not in gone]
-        for member in members:
-            self._settle(member)
+            others = [m.seq for id, m in asking.items() if id not in gone]
+            looked_at = ended + others
+            for seq in others:
+                self._settle(self._members[seq.id])
+        if len(looked_at) > 1:
+            looked_at = sorted(looked_at, key=self._rank)
         for seq in ended:
-            self._asking.pop(seq.id, None)
-            self._left(self._members.pop(seq.id))
-        if len(members) > 1:
-            members.sort(key=self._rank)
-        return [member.seq for member in members]
+            if caches:
+                self._asking.pop(seq.id, None)
+            member = self._members.pop(seq.id)
+            self._settle(member)
+            self._left(member)
+        return looked_at
 
     def settle(self) -> None:
         """Bring every member up to date; all stay."""
@@ -175,8 +177,8 @@ class Cohort:
         self._forget_growth()
         self._joined, self._dissolved = [], True
 
-    def _rank(self, member: _Member) -> int:
-        return self._ranks[member.seq.id]
+    def _rank(self, seq: Sequence) -> int:
+        return self._ranks[seq.id]
 
     def tell_now(self) -> Together:
         """Of steps that nobody plans."""
@@ -200,7 +202,7 @@ class Cohort:
         """All fill one slot more, some of them in a new block. Returns how many blocks are owed for it."""
         full = self._filled(len(self._times))
         self._full.pop(len(self._times), None)
-        for member in sorted(full, key=self._rank) if len(full) > 1 else full:
+        for member in sorted(full, key=lambda m: self._rank(m.seq)) if len(full) > 1 else full:
             self._grow(member, plan)
         self._allocator.fill(len(self._members) - len(full))
         return 0
@@ -228,11 +230,11 @@ class Cohort:
         self._full.clear()
 
     def _settle(self, member: _Member) -> None:
-        now, since, seq = len(self._times), member.since, member.seq
-        if now == since:
-            return
-        seq.computed += now - since
-        member.output.more(now - since)
-        member.times.stretch(since, now)
-        member.since = now
-        self._allocator.catch_up(seq.id, seq.computed)
+        now, since = len(self._times), member.since
+        if now > since:
+            seq = member.seq
+            seq.computed += now - since
+            member.output.more(now - since)
+            member.times.stretch(since, now)
+            member.since = now
+            self._allocator.catch_up(seq.id, seq.computed)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
-from pagedlab.allocator.base import Allocator
+from pagedlab.allocator.base import Allocator, Grant
 from pagedlab.core.errors import InvariantError
 from pagedlab.core.plan import Admission as Admitted
-from pagedlab.core.plan import Choice, Coasted, Copy, Fork, Growth, Load, Outcome, Plan, Return, Together
+from pagedlab.core.plan import Choice, Coasted, Copy, Entry, Fork, Growth, Load, Outcome, Plan, Return, Together
 from pagedlab.core.plan import Preemption as PreemptionRecord
 from pagedlab.core.request import Key, Request, Sequence, Status
 from pagedlab.preemption.base import Preemption
@@ -73,7 +74,7 @@ class Scheduler:
         self._released: list[int] = []
         self._forked: list[Fork] = []
         self._copies: list[Copy] = []
-        self._policies = (order, admission, batching, preemption)
+        self._wakeups = [policy.next_wakeup for policy in (order, admission, batching, preemption)]
         self._skips = skip and foretold is not None and allocator.grows is not None
         self._cohort: Cohort | None = None  # of those that decode, who advance together
         if foretold is not None and not (preemptive or order.watches or admission.watches):
@@ -177,14 +178,12 @@ class Scheduler:
         plan.admission_estimate = self.admission.estimate
         self.batching.fill(plan, self)
         ran_out = bool(plan.preempted) and any(record.reason == RAN_OUT for record in plan.preempted)
-        waits = len(self.order) > 0
-        self._blocked = waits and self._head_lacks_blocks()
-        self._stuck = waits and (self._blocked or self._head_lacks_rows())
+        self._look_at_queue()
         plan.memory_blocked = ran_out or self._blocked
         plan.stores = self.allocator.stored()
         self.admission.planned(self.running, ran_out)
-        if self._cohort is not None:
-            self._cohort.tell(plan)
+        if self._cohort is not None and plan.together is None:
+            plan.together = self._cohort.tell()
         return plan
 
     def commit(self, plan: Plan, outcome: Outcome, now: float) -> list[Sequence]:
@@ -213,21 +212,28 @@ class Scheduler:
             if not single:
                 offers.setdefault(seq.id, []).append(outcome.choices[i])
                 continue
-            seq.output.append(token)
-            seq.token_s.append(now)
-            if finish is not None:
-                self._finish(seq, finish, now)
+            if self._sampled(seq, token, finish, kept, now):
                 finished.append(seq)
-            elif self._cohort is not None:
-                self._cohort.join(seq, kept)
         for request_id, offered in offers.items():
             finished += self._advance(self._groups[request_id], offered, now)
         return finished
 
+    def _sampled(self, seq: Sequence, token: int, finish: str | None, kept: bool, now: float) -> bool:
+        """A request of a single output has got a token. Returns whether it ends with that."""
+        seq.output.append(token)
+        seq.token_s.append(now)
+        if finish is not None:
+            self._finish(seq, finish, now)
+        elif self._cohort is not None:
+            self._cohort.join(seq, kept)
+        return finish is not None
+
     def _advanced(self, seqs: list[Sequence], ended: list[Sequence], now: float) -> list[Sequence]:
         """Of those that advanced together these are to be looked at. Returns who ended, in order of admission."""
-        if not seqs:
-            return []
+        if not self.allocator.caches:  # then it is those that ended
+            for seq in seqs:
+                self._finish(seq, "length", now)
+            return seqs
         ids = {seq.id for seq in ended}
         for seq in seqs:
             kept = self.allocator.computed(seq)
@@ -246,13 +252,61 @@ class Scheduler:
         before anybody arrives or ends, may be taken; `coasted` must be told. None: `schedule` the next one.
         """
         cohort = self._cohort
-        if cohort is None or not self._skips:
-            return None
-        if len(self.order) and (not self._stuck or self.allocator.caches):
+        if cohort is None or not self._skips or (len(self.order) and (not self._stuck or self.allocator.caches)):
             return None
         grown = cohort.coasting(self.batching.max_tokens)
-        until = min([policy.next_wakeup(now) for policy in self._policies]) if grown is not None else now
-        return (cohort.tell_now(), grown, until) if grown is not None and until > now else None
+        if grown is None or (until := self._wakeup(now)) <= now:
+            return None
+        return cohort.tell_now(), grown, until
+
+    def _wakeup(self, now: float) -> float:
+        """Until when the policies decide the same."""
+        until = inf
+        for next_wakeup in self._wakeups:
+            until = min(until, next_wakeup(now))
+        return until
+
+    def entering(self, now: float) -> Entry | None:
+        """Whether the next step needs no plan, since all there is to do in it is to feed whole prompts of those that
+        waited: these are in the batch then, the step must be taken, and `entered` be told. None: `schedule` it."""
+        cohort, allocator = self._cohort, self.allocator
+        if cohort is None or not self._skips or cohort.apart or allocator.caches:
+            return None
+        if self._high_water or self._groups or self._wakeup(now) <= now:
+            return None  # also where some come back
+        self.order.time(now)
+        seqs = self.batching.enter(self)
+        if not seqs:
+            return None
+        self._released = []  # nobody follows rows
+        self._look_at_queue()
+        self.admission.planned(self.running, False)
+        tokens = blocks = 0
+        for seq in seqs:
+            fed, id = seq.request.prompt_tokens, seq.id
+            allocator.grow(id, fed)
+            tokens += fed
+            blocks += len(allocator.holdings[id].table)
+        return Entry(seqs, tokens, blocks, cohort.tell(), self._blocked)
+
+    def enter_next(self, most: int) -> Sequence | None:
+        """Move the next waiting request into the batch if its prompt has at most so many tokens and it may enter."""
+        seq = self._next() if len(self.order) else None
+        if seq is None or seq.request.prompt_tokens > most or not self._may_enter(seq):
+            return None
+        self._admit(seq, [seq])
+        return seq
+
+    def entered(self, entry: Entry, outcome: Outcome, now: float) -> list[Sequence]:
+        """Take in that step; returns who finished."""
+        self.allocator.step_over()
+        finished = []
+        for seq, token, finish in zip(entry.seqs, outcome.tokens, outcome.finish, strict=True):
+            seq.computed = seq.request.prompt_tokens
+            self.order.served(seq, seq.computed, 1)
+            if self._sampled(seq, token, finish, True, now):
+                finished.append(seq)
+        return finished
 
     @property
     def memory_blocked(self) -> bool:
@@ -265,12 +319,13 @@ class Scheduler:
         if self._cohort is None:
             raise InvariantError("steps were taken together by nobody")
         self.allocator.time(begun)
-        self.allocator.step_over()
-        return self._advanced(self._cohort.coasted(steps), steps.ended, steps.ends[-1])
+        looked_at = self._cohort.coasted(steps)
+        return self._advanced(looked_at, steps.ended, steps.ends[-1]) if looked_at else []
 
     def _finish(self, seq: Sequence, reason: str, now: float) -> None:
         """A request of a single output has ended."""
-        self._leave(seq, [seq])
+        self._stuck = False
+        self._released.append(self._return(seq, seq))
         self._stop(seq)
         seq.status, seq.finish_reason, seq.finish_s = Status.FINISHED, reason, now
         self.order.ended(seq)
@@ -427,6 +482,15 @@ class Scheduler:
         if seq.swapped:
             self._bring_back(plan, seq)
             return seq
+        grant = self._admit(seq, parts)
+        plan.admitted.append(Admitted(seq.row, seq.request, seq.token_ids(), grant.table, grant.filled))
+        if grant.copies or grant.loads:
+            plan.copies += [Copy(seq.row, *pair) for pair in grant.copies]
+            plan.loads += [Load(seq.id, *load) for load in grant.loads]
+        return seq
+
+    def _admit(self, seq: Sequence, parts: list[Sequence]) -> Grant:
+        """The next in line enters the batch."""
         # The first branch takes over what the trunk holds: until then that goes by its key, in its row.
         seq.index = parts[0].index
         grant = self.allocator.admit(seq)  # first: where it fails the request still waits
@@ -439,11 +503,13 @@ class Scheduler:
         self.running.append(seq)
         if self._cohort is not None:
             self._cohort.admitted(seq)
-        plan.admitted.append(Admitted(seq.row, seq.request, seq.token_ids(), grant.table, grant.filled))
-        if grant.copies or grant.loads:
-            plan.copies += [Copy(seq.row, *pair) for pair in grant.copies]
-            plan.loads += [Load(seq.id, *load) for load in grant.loads]
-        return seq
+        return grant
+
+    def _look_at_queue(self) -> None:
+        """A step is planned: whether the next in line was refused, and for want of blocks."""
+        waits = len(self.order) > 0
+        self._blocked = waits and self._head_lacks_blocks()
+        self._stuck = waits and (self._blocked or self._head_lacks_rows())
 
     def _head_lacks_rows(self) -> bool:
         head = self._next()
@@ -522,7 +588,8 @@ class Scheduler:
         for part in victim.feeding:
             self._high_water[part.key] = max(self._high_water.get(part.key, 0), part.computed)
         parts = victim.parts
-        self._count_unused(victim, parts)
+        for part in parts:
+            part.slots_unused = self.allocator.unused(part.key, _holder(victim, part).computed)
         for part in victim.feeding:
             self.allocator.settle(part)
         taken = self.preemption.preempt(victim, copied)
@@ -557,22 +624,22 @@ class Scheduler:
     def _leave(self, request: Sequence, parts: list[Sequence]) -> None:
         """These sequences of a request have ended, or are dropped, and give everything back."""
         self._stuck = False
-        self._count_unused(request, parts)
-        allocator = self.allocator
-        for part in parts:
-            key = part.key
-            allocator.settle(_holder(request, part))
-            allocator.release(key)
-            self._high_water.pop(key, None)
-        rows = self._vacate(parts)
+        rows = [self._return(part, _holder(request, part)) for part in parts]
         self._released += rows
-        if self._forked or self._copies:
-            self._forked = [fork for fork in self._forked if fork.row not in rows]
-            self._copies = [copy for copy in self._copies if copy.row not in rows]
+        self._forked = [fork for fork in self._forked if fork.row not in rows]
+        self._copies = [copy for copy in self._copies if copy.row not in rows]
 
-    def _count_unused(self, request: Sequence, parts: list[Sequence]) -> None:
-        for part in parts:
-            part.slots_unused = self.allocator.unused(part.key, _holder(request, part).computed)
+    def _return(self, part: Sequence, holder: Sequence) -> int:
+        """A sequence gives back all that goes by its key, which `holder` computed, and its row; returns that."""
+        allocator, key, row = self.allocator, part.key, part.row
+        part.slots_unused = allocator.unused(key, holder.computed)
+        allocator.settle(holder)
+        allocator.release(key)
+        if self._high_water:
+            self._high_water.pop(key, None)
+        self._rows.append(row)
+        part.row = -1
+        return row
 
     def _stop(self, request: Sequence) -> None:
         """A request runs no longer."""
@@ -626,4 +693,4 @@ class Scheduler:
 
 def _holder(request: Sequence, part: Sequence) -> Sequence:
     """Who computes what is held by this part's key: until the request forks, the trunk for the first of its parts."""
-    return request if part.key == request.key and not request.forked else part
+    return part if part is request or request.forked or part.key != request.key else request

@@ -168,7 +168,7 @@ FAULTS = {
         "stretch(since, now)",
         "stretch(since - 1, now - 1)",
     ),
-    "an_end_is_not_settled": (Cohort, "took", "self._settle(member)", "pass"),
+    "an_end_is_not_settled": (Cohort, "_looked_at", "self._settle(member)", "pass"),
     "nobody_is_told_of_the_end_of_it": (Cohort, "dissolve", "[], True", "[], False"),
     "contexts_do_not_grow": (_Followed, "step", "self._blocks += self._enter[self._steps % self._size]", "pass"),
     "who_ended_is_still_priced": (_Followed, "ended", "self._enter[enter] -= 1", "pass"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pagedlab.core.plan import Plan
 from pagedlab.core.registry import Registry
+from pagedlab.core.request import Sequence
 
 if TYPE_CHECKING:
     from pagedlab.scheduler.scheduler import Scheduler
@@ -27,6 +28,11 @@ class Batching(ABC):
     def left(self, plan: Plan) -> int:
         """Tokens that the step may still feed. Asked anew each time: who yields to somebody takes its own back."""
         return self.max_tokens - plan.total_tokens
+
+    def enter(self, scheduler: Scheduler) -> list[Sequence]:
+        """While nobody is in the middle of a prompt: those whose whole prompts are all that the next step feeds, let in
+        by `scheduler.enter_next`. It takes no plan then. []: it has to be planned."""
+        return []
 
     def next_wakeup(self, now: float) -> float:
         """Until when (seconds) it decides the same over and over, if nobody arrives, is admitted or ends, and free

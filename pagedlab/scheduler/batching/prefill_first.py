@@ -33,6 +33,13 @@ class PrefillFirst(Batching):
         while self.left(plan) > 0 and (back := scheduler.admit_next(plan, self._may_return)) is not None:
             scheduler.prefill(plan, back, self.left(plan))
 
+    def enter(self, scheduler: Scheduler) -> list[Sequence]:
+        entered, left = [], self.max_tokens
+        while (seq := scheduler.enter_next(left)) is not None:
+            entered.append(seq)
+            left -= seq.request.prompt_tokens
+        return entered
+
     def next_wakeup(self, now: float) -> float:
         return inf
 

@@ -30,6 +30,9 @@ class Static(PrefillFirst):
         super().fill(plan, scheduler)
         self._open = self._open and bool(plan.admitted or scheduler.prefilling())
 
+    def enter(self, scheduler: Scheduler) -> list[Sequence]:
+        return []  # whoever enters opens or closes the batch
+
     def next_wakeup(self, now: float) -> float:
         """In an open batch the next step may be the one that closes it; a closed one stays so while anybody runs."""
         return now if self._open else inf
