@@ -61,6 +61,7 @@ class Engine:
         self.arrivals = arrivals
         self._ended = ended
         self._audit_every = audit_every
+        self._plain = not scheduler.allocator.caches and scheduler.allocator.host is None
         self._barren = 0  # steps since a token was finished
         self._patience = patience(scheduler)
 
@@ -128,20 +129,22 @@ class Engine:
         """A step of whole prompts, which nobody has to plan."""
         scheduler, executor = self.scheduler, self.executor
         slots, running, waiting = scheduler.allocator.split(), scheduler.num_running, scheduler.num_waiting
-        outcome = executor.enter(entry)
-        end = executor.clock.advance(outcome.seconds)
-        finished = scheduler.entered(entry, outcome, end)
-        self.recorder.entered(now, end, entry, slots, running, waiting, finished)
+        seconds, ended = executor.enter(entry)
+        end = executor.clock.advance(seconds)
+        scheduler.entered(entry, ended, end)
+        self.recorder.entered(now, end, entry, slots, running, waiting, ended)
         self._barren = 0
-        if finished:
-            self._ended(finished)
+        if ended:
+            self._ended(ended)
 
     def _coast(self, now: float, together: Together, grown: Iterator[int], until: float, horizon: float) -> None:
         """Several steps at once, between which there is nothing to decide: what each of them changes is the same, and
         known."""
         scheduler, allocator, count = self.scheduler, self.scheduler.allocator, together.count
         row = (now, scheduler.num_running, scheduler.num_waiting, count, count, 0, scheduler.memory_blocked)
-        slots, counts, host_blocks = allocator.split(), allocator.cache_counts(), allocator.host_blocks
+        slots, counts, host_blocks = allocator.split(), (), 0
+        if not self._plain:
+            counts, host_blocks = allocator.cache_counts(), allocator.host_blocks
         steps = self.executor.coast(together, grown, min(until, self.arrivals.next_s, horizon))
         ends = steps.ends
         allocator.fill(count * len(ends), steps.grown[-1])

@@ -118,6 +118,14 @@ class Stamps(_Growing):
             self.parts.append((start, stop))
         self._length += stop - start
 
+    def ends(self) -> tuple[float, float]:
+        """The first and the last of them; there is one at least."""
+        first, last = self.parts[0], self.parts[-1]
+        return (
+            first if isinstance(first, float) else self.shared[first[0]],
+            last if isinstance(last, float) else self.shared[last[1] - 1],
+        )
+
     def array(self) -> np.ndarray:
         """float64 [len]"""
         pieces = [

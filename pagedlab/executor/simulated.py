@@ -36,8 +36,6 @@ _MOST_STEPS = 4096  # at a time, so that a run can be stopped between two
 # log probability of -0.69, the mean steps from candidate to candidate are 2.2, 0.99, 0.62, 0.49, 0.40, 0.32: as of
 # exponentials in order, 2 / k. Of 4 beams 3.2 have a successor in a step; 2.95 of those made up so.
 _FIRST_CANDIDATE, _CANDIDATE_STEP = 0.7, 2.0
-_NO_CHOICES: dict[int, list[Choice]] = {}
-_NOBODY: list[Sequence] = []
 _BYTES_OF_A_BLOCK = 256  # of this machine's memory: its entries in the pool and in a table
 
 
@@ -159,23 +157,22 @@ class SimulatedExecutor(Executor):
         slowest = max([store_s(name, self._tiers[name], hardware, blocks * size) for name, blocks in stores])
         return slowest if self._stores == "first" else max(0.0, slowest - seconds)
 
-    def enter(self, entry: Entry) -> Outcome:
+    def enter(self, entry: Entry) -> tuple[float, list[Sequence]]:
         if entry.together is not None:
             self._together.take_in(entry.together)
-        ring, size, count = self._ring, self.cost.block_size, len(entry.seqs)
+        count, ended = len(entry.seqs), list[Sequence]()
         work = StepWork(entry.tokens, count, 0, 0, count, count, entry.blocks)
-        tokens, finish = list[int](), list[str | None]()
         for seq in entry.seqs:
             request = seq.request
             fed = len(request.prompt)
             if fed == 1:
                 work.decodes += 1
-                work.decode_slots += size
+                work.decode_slots += self.cost.block_size
             else:
                 work.chunks.append((fed, 0))
-            tokens.append(ring[mix(request.sampling.seed) % len(ring)])
-            finish.append("length" if output_limit(request) <= 1 else None)
-        return Outcome(tokens, finish, self.cost.step_s(work, self.overlap), _NO_CHOICES, ended=_NOBODY)
+            if output_limit(request) <= 1:
+                ended.append(seq)
+        return self.cost.step_s(work, self.overlap), ended
 
     def coast(self, together: Together, grown: Iterator[int], until: float) -> Coasted:
         followed, now, blocks = self._together, self.clock.now(), 0
@@ -239,16 +236,20 @@ class _Followed:
     def take_in(self, together: Together) -> None:
         if together.dissolved:
             self._forget()
+        if together.joined:
+            self._follow_too(together.joined)
+        if together.count and together.count != len(self._ends):
+            raise InvariantError(f"{together.count} sequences advance together, {len(self._ends)} are known")
+
+    def _follow_too(self, joined: list[Sequence]) -> None:
         steps, size = self._steps, self._size
-        for seq in together.joined:
+        for seq in joined:
             computed = seq.computed
             enter = (steps - computed) % size
             self._enter[enter] += 1
             self._blocks += -(-computed // size)
             ends = steps + output_limit(seq.request) - len(seq.output)
             heapq.heappush(self._ends, (ends, seq.id, enter, computed - steps, seq))
-        if together.count and together.count != len(self._ends):
-            raise InvariantError(f"{together.count} sequences advance together, {len(self._ends)} are known")
 
     def step(self) -> int:
         """All run a step: their contexts in whole blocks, in slots."""

@@ -83,7 +83,7 @@ class Columns:
         for seq in seqs:
             request, times = seq.request, seq.token_s
             count, finish = len(times), seq.finish_s
-            first, last = (times[0], times[-1]) if count else (nan, nan)
+            first, last = (nan, nan) if not count else times.ends() if isinstance(times, Stamps) else (times[0], times[-1])
             rows.extend(
                 (
                     request.arrival_s,

@@ -29,7 +29,7 @@ class Recorder:
 
     def __init__(
         self,
-        on_progress: Callable[[Recorder], None] = lambda recorder: None,
+        on_progress: Callable[[Recorder], None] | None = None,
         replica: int = 0,
         block_map: BlockMap | None = None,
     ):
@@ -65,7 +65,8 @@ class Recorder:
         self.steps.add((start, 0, 0, 0, 0, 0, False), slots, end, seldom(counts) if counts else None)
         if len(self._waiting) > 1:
             self._serve({}, 1)
-        self._on_progress(self)
+        if self._on_progress is not None:
+            self._on_progress(self)
 
     def step(
         self,
@@ -117,7 +118,8 @@ class Recorder:
         if len(self._waiting) > 1:
             self._serve(service, 1)
         self.output_tokens += num_sequences - outcome.tokens.count(-1)
-        self._on_progress(self)
+        if self._on_progress is not None:
+            self._on_progress(self)
 
     def entered(
         self,
@@ -140,7 +142,7 @@ class Recorder:
         for seq in finished:
             self._left(seq, number + 1)
         self.num_finished += len(finished)
-        prefilled = sum([n for n in [seq.request.prompt_tokens for seq in seqs] if n > 1])
+        prefilled = entry.tokens - sum([len(seq.request.prompt) == 1 for seq in seqs])
         row = (start, running, waiting, len(seqs), entry.tokens, prefilled, entry.memory_blocked)
         self.steps.add(row, slots, end)
         if len(self._waiting) > 1:
@@ -151,7 +153,8 @@ class Recorder:
                 service[seq.request.client, True] += 1
             self._serve(service, 1)
         self.output_tokens += len(seqs)
-        self._on_progress(self)
+        if self._on_progress is not None:
+            self._on_progress(self)
 
     def coasted(
         self,
@@ -178,7 +181,8 @@ class Recorder:
                 self._left(seq, number)
             self.num_finished += len(finished)
         self.output_tokens += together.count * len(steps.ends)
-        self._on_progress(self)
+        if self._on_progress is not None:
+            self._on_progress(self)
 
     def _service(self, plan: Plan, outcome: Outcome) -> dict[tuple[str, bool], int]:
         """(client, whether generated or of a prompt) -> tokens."""

@@ -64,6 +64,10 @@ class Cohort:
         self.apart.pop(seq.id, None)
         del self._ranks[seq.id]
 
+    def begin(self, seq: Sequence, now: float) -> None:
+        """A sequence gets its first token, which is foretold."""
+        seq.output, seq.token_s = Told(self._foretold, seq.request, 1), Stamps(self._times, [now])
+
     def join(self, seq: Sequence, kept: bool) -> None:
         """A sequence that has just got a token becomes a member, from the next decode step on. kept: as for `kept`."""
         del self.apart[seq.id]

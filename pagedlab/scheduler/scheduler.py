@@ -14,6 +14,7 @@ from pagedlab.core.plan import Admission as Admitted
 from pagedlab.core.plan import Choice, Coasted, Copy, Entry, Fork, Growth, Load, Outcome, Plan, Return, Together
 from pagedlab.core.plan import Preemption as PreemptionRecord
 from pagedlab.core.request import Key, Request, Sequence, Status
+from pagedlab.core.wakeup import never
 from pagedlab.preemption.base import Preemption
 from pagedlab.preemption.victim.base import Victim
 from pagedlab.scheduler.admission.base import Admission
@@ -74,7 +75,8 @@ class Scheduler:
         self._released: list[int] = []
         self._forked: list[Fork] = []
         self._copies: list[Copy] = []
-        self._wakeups = [policy.next_wakeup for policy in (order, admission, batching, preemption)]
+        policies = (order, admission, batching, preemption)
+        self._wakeups = [policy.next_wakeup for policy in policies if type(policy).next_wakeup is not never]
         self._skips = skip and foretold is not None and allocator.grows is not None
         self._cohort: Cohort | None = None  # of those that decode, who advance together
         if foretold is not None and not (preemptive or order.watches or admission.watches):
@@ -212,21 +214,16 @@ class Scheduler:
             if not single:
                 offers.setdefault(seq.id, []).append(outcome.choices[i])
                 continue
-            if self._sampled(seq, token, finish, kept, now):
+            seq.output.append(token)
+            seq.token_s.append(now)
+            if finish is not None:
+                self._finish(seq, finish, now)
                 finished.append(seq)
+            elif self._cohort is not None:
+                self._cohort.join(seq, kept)
         for request_id, offered in offers.items():
             finished += self._advance(self._groups[request_id], offered, now)
         return finished
-
-    def _sampled(self, seq: Sequence, token: int, finish: str | None, kept: bool, now: float) -> bool:
-        """A request of a single output has got a token. Returns whether it ends with that."""
-        seq.output.append(token)
-        seq.token_s.append(now)
-        if finish is not None:
-            self._finish(seq, finish, now)
-        elif self._cohort is not None:
-            self._cohort.join(seq, kept)
-        return finish is not None
 
     def _advanced(self, seqs: list[Sequence], ended: list[Sequence], now: float) -> list[Sequence]:
         """Of those that advanced together these are to be looked at. Returns who ended, in order of admission."""
@@ -255,16 +252,13 @@ class Scheduler:
         if cohort is None or not self._skips or (len(self.order) and (not self._stuck or self.allocator.caches)):
             return None
         grown = cohort.coasting(self.batching.max_tokens)
-        if grown is None or (until := self._wakeup(now)) <= now:
+        if grown is None or (self._wakeups and self._wakeup(now) <= now):
             return None
-        return cohort.tell_now(), grown, until
+        return cohort.tell_now(), grown, self._wakeup(now) if self._wakeups else inf
 
     def _wakeup(self, now: float) -> float:
         """Until when the policies decide the same."""
-        until = inf
-        for next_wakeup in self._wakeups:
-            until = min(until, next_wakeup(now))
-        return until
+        return min([next_wakeup(now) for next_wakeup in self._wakeups])
 
     def entering(self, now: float) -> Entry | None:
         """Whether the next step needs no plan, since all there is to do in it is to feed whole prompts of those that
@@ -272,7 +266,7 @@ class Scheduler:
         cohort, allocator = self._cohort, self.allocator
         if cohort is None or not self._skips or cohort.apart or allocator.caches:
             return None
-        if self._high_water or self._groups or self._wakeup(now) <= now:
+        if self._high_water or self._groups or (self._wakeups and self._wakeup(now) <= now):
             return None  # also where some come back
         self.order.time(now)
         seqs = self.batching.enter(self)
@@ -297,16 +291,19 @@ class Scheduler:
         self._admit(seq, [seq])
         return seq
 
-    def entered(self, entry: Entry, outcome: Outcome, now: float) -> list[Sequence]:
-        """Take in that step; returns who finished."""
+    def entered(self, entry: Entry, ended: list[Sequence], now: float) -> None:
+        """Take in that step, which was over at `now`. ended: who ended with the token that it got."""
+        if self._cohort is None:
+            raise InvariantError("a step was taken by nobody")
         self.allocator.step_over()
-        finished = []
-        for seq, token, finish in zip(entry.seqs, outcome.tokens, outcome.finish, strict=True):
-            seq.computed = seq.request.prompt_tokens
-            self.order.served(seq, seq.computed, 1)
-            if self._sampled(seq, token, finish, True, now):
-                finished.append(seq)
-        return finished
+        for seq in entry.seqs:
+            fed = seq.computed = len(seq.request.prompt)
+            self.order.served(seq, fed, 1)
+            self._cohort.begin(seq, now)
+            if seq in ended:
+                self._finish(seq, "length", now)
+            else:
+                self._cohort.join(seq, True)
 
     @property
     def memory_blocked(self) -> bool:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from math import inf
-
 from pagedlab.core.plan import Plan
 from pagedlab.core.request import Sequence
+from pagedlab.core.wakeup import never
 from pagedlab.scheduler.batching.base import BATCHINGS, Batching
 from pagedlab.scheduler.scheduler import Scheduler
 
@@ -40,8 +39,7 @@ class PrefillFirst(Batching):
             left -= seq.request.prompt_tokens
         return entered
 
-    def next_wakeup(self, now: float) -> float:
-        return inf
+    next_wakeup = never
 
     def _may_return(self, seq: Sequence) -> bool:
         """In a step of decodes."""
