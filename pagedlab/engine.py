@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from math import inf
 
 from pagedlab.core.arrivals import Arrivals
 from pagedlab.core.errors import EngineStalled
-from pagedlab.core.plan import Entry, Outcome, Plan, Together
+from pagedlab.core.plan import Entry, Growths, Outcome, Plan, Together
 from pagedlab.core.request import Request, Sequence
 from pagedlab.executor.base import Executor
 from pagedlab.recorder.recorder import Recorder
+from pagedlab.recorder.timeline import Piece
 from pagedlab.scheduler.scheduler import Scheduler
 
 
@@ -137,23 +138,29 @@ class Engine:
         if ended:
             self._ended(ended)
 
-    def _coast(self, now: float, together: Together, grown: Iterator[int], until: float, horizon: float) -> None:
-        """Several steps at once, between which there is nothing to decide: what each of them changes is the same, and
-        known."""
+    def _coast(self, now: float, together: Together, grown: Growths, until: float, through: bool, horizon: float) -> None:
+        """Several steps at once, between which there is nothing to decide: what each of them changes is known."""
         scheduler, allocator, count = self.scheduler, self.scheduler.allocator, together.count
-        row = (now, scheduler.num_running, scheduler.num_waiting, count, count, 0, scheduler.memory_blocked)
-        slots, counts, host_blocks = allocator.split(), (), 0
+        waiting, blocked, counts, host_blocks = scheduler.num_waiting, scheduler.memory_blocked, (), 0
         if not self._plain:
             counts, host_blocks = allocator.cache_counts(), allocator.host_blocks
-        steps = self.executor.coast(together, grown, min(until, self.arrivals.next_s, horizon))
-        ends = steps.ends
-        allocator.fill(count * len(ends), steps.grown[-1])
-        finished = scheduler.coasted(steps, ends[-2] if len(ends) > 1 else now)
+        steps = self.executor.coast(together, grown, min(until, self.arrivals.next_s, horizon), through)
+        ends, start, taken = steps.ends, now, 0
+        before = scheduler.coasted(ends, ends[-2] if len(ends) > 1 else now)
+        pieces, everybody = list[Piece](), list[Sequence]()
+        for upto, ended in steps.pieces:
+            row = (start, scheduler.num_running, waiting, count, count, 0, blocked)
+            slots, start = allocator.split(), ends[upto - 1]
+            allocator.fill(count * (upto - taken), steps.grown[upto - 1])
+            finished = scheduler.left(ended, before + upto, start)
+            pieces.append((row, slots, upto - taken, finished))
+            everybody += finished
+            count, taken = count - len(finished), upto
         size, promises = allocator.pool.block_size, bool(allocator.grows)
-        self.recorder.coasted(row, slots, counts, host_blocks, steps, together, size, promises, finished)
+        self.recorder.coasted(pieces, counts, host_blocks, steps, together, size, promises)
         self._barren = 0
-        if finished:
-            self._ended(finished)
+        if everybody:
+            self._ended(everybody)
 
     def _dump(self) -> str:
         s = self.scheduler

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -232,12 +233,18 @@ class Entry:
 
 @dataclass(slots=True)
 class Coasted:
-    """Steps that those who advance together took with nothing between them.
+    """Steps that those who advance together took with nothing to decide between them.
 
-    ends: when each step ended. grown: blocks that their tables have grown by after each, since before the first. ended:
-    who ended in the last one.
+    ends: when each step ended. pieces: (steps taken by then, who ended in the last of them), in order, up to all of
+    them: within a piece the same sequences run. grown: blocks that their tables have grown by after each step, since
+    its piece began.
     """
 
     ends: list[float]
     grown: list[int]
-    ended: list[Sequence]
+    pieces: list[tuple[int, list[Sequence]]]
+
+
+# Asked for each step of those that advance together, and told who ended in the one before: the blocks that the tables
+# of the others grow by in it. It ends where the next step has to be planned.
+Growths = Generator[int, list[Sequence] | None, None]

@@ -7,9 +7,8 @@ No torch, no transformers.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
-from itertools import islice
 from math import log
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import psutil
 from pagedlab.core.clock import VirtualClock
 from pagedlab.core.errors import ConfigError, InvariantError
 from pagedlab.core.mixing import mix, uniform
-from pagedlab.core.plan import Choice, Coasted, Entry, Load, Outcome, Plan, Together
+from pagedlab.core.plan import Choice, Coasted, Entry, Growths, Load, Outcome, Plan, Together
 from pagedlab.core.request import Request, Sequence
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason, num_candidates, output_limit
 from pagedlab.hardware.cost import CostModel, StepWork
@@ -174,20 +173,33 @@ class SimulatedExecutor(Executor):
                 ended.append(seq)
         return self.cost.step_s(work, self.overlap), ended
 
-    def coast(self, together: Together, grown: Iterator[int], until: float) -> Coasted:
-        followed, now, blocks = self._together, self.clock.now(), 0
+    def coast(self, together: Together, grown: Growths, until: float, through: bool) -> Coasted:
+        followed, now, count = self._together, self.clock.now(), together.count
         followed.take_in(together)
-        price, step = self.cost.of_decodes(together.count, self.overlap), followed.step
-        ends, taken = list[float](), list[int]()
-        for new in islice(grown, min(followed.steps_left, _MOST_STEPS)):
-            now += price(step(), new)
-            blocks += new
-            ends.append(now)
-            taken.append(blocks)
-            if now >= until:
-                break
+        price, left, step, grow = self.cost.of_decodes(count, self.overlap), followed.steps_left, followed.step, grown.send
+        ends, taken, pieces = list[float](), list[int](), list[tuple[int, list[Sequence]]]()
+        blocks, gone = 0, None
+        with suppress(StopIteration):
+            while now < until and len(ends) < _MOST_STEPS or not ends:
+                new = grow(gone)
+                gone = None
+                now += price(step(), new)
+                blocks += new
+                ends.append(now)
+                taken.append(blocks)
+                left -= 1
+                if left:
+                    continue
+                gone = followed.ended()
+                pieces.append((len(ends), gone))
+                count -= len(gone)
+                if not through or not count or any([seq.request.follow_up is not None for seq in gone]):
+                    break
+                price, left, blocks = self.cost.of_decodes(count, self.overlap), followed.steps_left, 0
+        if not pieces or pieces[-1][0] < len(ends):
+            pieces.append((len(ends), []))
         self.clock.wait_until(now)
-        return Coasted(ends, taken, followed.ended())
+        return Coasted(ends, taken, pieces)
 
     def _choices(self, seq: Sequence) -> list[Choice]:
         """Of a request of several outputs. What a beam search may go on with is less likely by a drawn step, from one

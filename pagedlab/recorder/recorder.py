@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pagedlab.core.plan import Coasted, Entry, Outcome, Plan, Preemption, Return, Together
 from pagedlab.core.request import Key, Sequence
 from pagedlab.recorder.blocks import BlockMap
-from pagedlab.recorder.timeline import Timeline, seldom
+from pagedlab.recorder.timeline import Piece, Timeline, seldom
 
 
 class Service(NamedTuple):
@@ -134,7 +134,7 @@ class Recorder:
         """A step of whole prompts that nobody planned. The rest as in `step`."""
         number, seqs = len(self.steps), entry.seqs
         if entry.together is not None:
-            self._generated(entry.together, [])
+            self._follow(entry.together)
         for seq in seqs:
             self._waiting[seq.request.client] -= 1
             self.admitted_s[seq.id] = start
@@ -158,29 +158,29 @@ class Recorder:
 
     def coasted(
         self,
-        row: tuple[float, ...],
-        slots: tuple[int, ...],
+        pieces: list[Piece],
         counts: tuple[int, ...],
         host_blocks: int,
         steps: Coasted,
         together: Together,
         block_size: int,
         promises: bool,
-        finished: list[Sequence],
     ) -> None:
-        """Steps that nobody planned. row, slots, block_size, promises: as `Timeline.stretch` takes them; counts: as in
-        `step`. together: who took them; finished: as in `step`, of the last one."""
+        """Steps that nobody planned. block_size, promises: as `Timeline.stretches` takes them; counts: as in `step`.
+        together: who took the first of them."""
+        number = len(self.steps)
         more = seldom(counts, host_blocks=host_blocks) if counts or host_blocks else None
-        self.steps.stretch(row, slots, steps, block_size, promises, more)
-        service = self._generated(together, steps.ended)
-        if len(self._waiting) > 1:
-            self._serve(service, len(steps.ends))
-        if finished:
-            number = len(self.steps)
+        self.steps.stretches(pieces, steps, block_size, promises, more)
+        self._follow(together)
+        for row, _, count, finished in pieces:
+            number += count
+            if len(self._waiting) > 1:
+                self._serve(self._generated(), count)
             for seq in finished:
                 self._left(seq, number)
+                self._together[seq.request.client] -= 1
             self.num_finished += len(finished)
-        self.output_tokens += together.count * len(steps.ends)
+            self.output_tokens += int(row[3]) * count
         if self._on_progress is not None:
             self._on_progress(self)
 
@@ -188,7 +188,11 @@ class Recorder:
         """(client, whether generated or of a prompt) -> tokens."""
         service: defaultdict[tuple[str, bool], int] = defaultdict(int)
         if plan.together is not None:
-            service |= self._generated(plan.together, outcome.ended)
+            self._follow(plan.together)
+            if plan.together.count and len(self._waiting) > 1:
+                service |= self._generated()
+            for seq in outcome.ended:
+                self._together[seq.request.client] -= 1
         for new in plan.admitted if len(self._waiting) > 1 else ():
             request = new.request
             if request.id not in self.admitted_s:
@@ -202,18 +206,15 @@ class Recorder:
                 service[seq.request.client, True] += made
         return service
 
-    def _generated(self, together: Together, ended: list[Sequence]) -> dict[tuple[str, bool], int]:
-        """A token for each of those that advance together, if they run; some end."""
-        clients, made = self._together, {}
+    def _follow(self, together: Together) -> None:
         if together.dissolved:
-            clients.clear()
+            self._together.clear()
         for seq in together.joined:
-            clients[seq.request.client] += 1
-        if together.count and len(self._waiting) > 1:
-            made = {(client, True): n for client, n in clients.items() if n}
-        for seq in ended:
-            clients[seq.request.client] -= 1
-        return made
+            self._together[seq.request.client] += 1
+
+    def _generated(self) -> dict[tuple[str, bool], int]:
+        """A token for each of those that advance together."""
+        return {(client, True): n for client, n in self._together.items() if n}
 
     def _serve(self, service: dict[tuple[str, bool], int], steps: int) -> None:
         served = {client: (service.get((client, False), 0), service.get((client, True), 0)) for client, _ in service}

@@ -13,6 +13,7 @@ import numpy as np
 
 from pagedlab.allocator.base import Sharing, Usage
 from pagedlab.core.plan import Coasted
+from pagedlab.core.request import Sequence as Served
 
 
 class Step(NamedTuple):
@@ -67,6 +68,11 @@ _GROWING = ("usage.tokens", "usage.reserved", "usage.block_tail", "usage.free", 
 _SECONDS = ("start_s", "copy_s", "swap_out_s", "swap_in_s", "load_s", "store_s", "admission_estimate")
 
 
+# Of steps that nobody planned, in which the same sequences decode: the row of `Timeline.add` with their batch, the slots
+# as they were before, how many steps, and who finished in the last.
+Piece = tuple[tuple[float, ...], tuple[int, ...], int, list[Served]]
+
+
 class Timeline(Sequence[Step]):
     """A list of steps that keeps no object for any.
 
@@ -108,21 +114,23 @@ class Timeline(Sequence[Step]):
         self._ends.append(end)
         self._grown.append(0)
 
-    def stretch(
+    def stretches(
         self,
-        row: tuple[float, ...],
-        slots: tuple[int, ...],
+        pieces: list[Piece],
         steps: Coasted,
         block_size: int,
         promises: bool,
         more: tuple[float, ...] | None = None,
     ) -> None:
-        """Steps that nobody planned, each with the batch of `row`. row, more: as in `add`, of all of them. slots:
-        before the first. promises: whether each token takes a slot that had been promised to nobody."""
-        if more is not None:
-            self._tell(more)
-        self._firsts.append(len(self._ends))
-        self._records += _PACK(*row, *slots, row[_PLACES["batch"]])
+        """Steps that nobody planned. more: as in `add`, of all of them. promises: whether each token takes a slot that
+        had been promised to nobody."""
+        first = len(self._ends)
+        for row, slots, count, _ in pieces:
+            if more is not None:
+                self._tell(more)
+            self._firsts.append(first)
+            self._records += _PACK(*row, *slots, row[3])
+            first += count
         self._ends.fromlist(steps.ends)
         self._grown.fromlist(steps.grown)
         self._block_size, self._promises = block_size, promises

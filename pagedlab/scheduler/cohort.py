@@ -9,12 +9,12 @@ out, and when an audit looks.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagedlab.allocator.base import Allocator
 from pagedlab.core.errors import InvariantError
-from pagedlab.core.plan import Coasted, Growth, Plan, Together
+from pagedlab.core.plan import Growth, Growths, Plan, Together
 from pagedlab.core.request import Request, Sequence
 from pagedlab.core.told import Stamps, Told
 
@@ -111,23 +111,27 @@ class Cohort:
         plan.together = self._told(len(self._members), owed)
         return True
 
-    def coasting(self, most: int) -> Iterator[int] | None:
+    def coasting(self, most: int) -> Growths | None:
         """The blocks that the tables of all will grow by in each coming step, as long as there is nothing to do in them
         but to decode. None where the next one is to be planned, or has more than `most` tokens."""
         if self.apart or self._asking or not 0 < len(self._members) <= most or len(self._times) in self._full:
             return None
         return self._unplanned()
 
-    def _unplanned(self) -> Iterator[int]:
+    def _unplanned(self) -> Growths:
         step = len(self._times)
         while step not in self._full:
             yield 0
             step += 1
 
-    def coasted(self, steps: Coasted) -> list[Sequence]:
-        """These steps were taken; they are counted by the allocator. Returns who is to be looked at, as `took`."""
-        self._times.fromlist(steps.ends)
-        return self._looked_at(steps.ended)
+    def coasted(self, ends: list[float]) -> None:
+        """Steps that ended then were taken; they are counted by the allocator, and `left` is told who ended in them."""
+        self._times.fromlist(ends)
+
+    @property
+    def steps(self) -> int:
+        """How many all have taken."""
+        return len(self._times)
 
     @property
     def size(self) -> int:
@@ -138,35 +142,36 @@ class Cohort:
         return self._told(0) if self._joined or self._dissolved else None
 
     def took(self, now: float, ended: list[Sequence]) -> list[Sequence]:
-        """The decode step that was planned has been executed. Returns who is to be looked at, brought up to date, in
-        order of admission: those that ended, members no longer, and, where a cache wants to know, those that have
-        filled a block or have one that it would not take before."""
+        """The decode step that was planned has been executed. Returns who is to be looked at, as `left`."""
         self._times.append(now)
-        return self._looked_at(ended)
+        return self.left(ended, len(self._times))
 
-    def _looked_at(self, ended: list[Sequence]) -> list[Sequence]:
+    def left(self, ended: list[Sequence], steps: int) -> list[Sequence]:
+        """These ended when so many steps had been taken. Returns who is to be looked at, brought up to date, in order
+        of admission: they, members no longer, and, where a cache wants to know, those that have filled a block or have
+        one that it would not take before."""
         caches, looked_at = self._allocator.caches, ended
         if caches:
-            asking = self._asking | {m.seq.id: m for m in self._filled(len(self._times))}
+            asking = self._asking | {m.seq.id: m for m in self._filled(steps)}
             gone = {seq.id for seq in ended}
             others = [m.seq for id, m in asking.items() if id not in gone]
             looked_at = ended + others
             for seq in others:
-                self._settle(self._members[seq.id])
+                self._settle(self._members[seq.id], steps)
         if len(looked_at) > 1:
             looked_at = sorted(looked_at, key=self._rank)
         for seq in ended:
             if caches:
                 self._asking.pop(seq.id, None)
             member = self._members.pop(seq.id)
-            self._settle(member)
+            self._settle(member, steps)
             self._left(member)
         return looked_at
 
     def settle(self) -> None:
         """Bring every member up to date; all stay."""
         for member in self._members.values():
-            self._settle(member)
+            self._settle(member, len(self._times))
 
     def dissolve(self) -> None:
         """Bring every member up to date and let all go: whoever is about to look at each, or to take one out of the
@@ -233,8 +238,9 @@ class Cohort:
     def _forget_growth(self) -> None:
         self._full.clear()
 
-    def _settle(self, member: _Member) -> None:
-        now, since = len(self._times), member.since
+    def _settle(self, member: _Member, now: int) -> None:
+        """Bring it up to date as of so many steps."""
+        since = member.since
         if now > since:
             seq = member.seq
             seq.computed += now - since

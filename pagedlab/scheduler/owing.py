@@ -7,10 +7,8 @@ ids are handed out only when a member is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from pagedlab.allocator.base import Allocator
-from pagedlab.core.plan import Plan
+from pagedlab.core.plan import Growths, Plan
 from pagedlab.scheduler.cohort import Cohort, Foretold, _Member
 
 
@@ -22,16 +20,22 @@ class OwingCohort(Cohort):
         self._size = allocator.pool.block_size
         self._due = [0] * self._size  # members whose blocks are full when a step begins, by the step's rest
 
-    def coasting(self, most: int) -> Iterator[int] | None:
+    def coasting(self, most: int) -> Growths | None:
         if self.apart or not 0 < len(self._members) <= most or self._num_full() > self._allocator.pool.num_available:
             return None
         return self._unplanned()
 
-    def _unplanned(self) -> Iterator[int]:
+    def _unplanned(self) -> Growths:
         step, left, due, size = len(self._times), self._allocator.pool.num_available, self._due, self._size
         while (left := left - (blocks := due[step % size])) >= 0:
-            yield blocks
+            ended = yield blocks
             step += 1
+            if ended and self._allocator.grows:
+                due = due.copy()
+                for seq in ended:
+                    member = self._members[seq.id]
+                    due[member.due] -= 1
+                    left += -(-(seq.computed + step - member.since) // size)
 
     def _num_full(self) -> int:
         return self._due[len(self._times) % self._size]

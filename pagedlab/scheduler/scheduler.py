@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from math import inf
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pagedlab.allocator.base import Allocator, Grant
 from pagedlab.core.errors import InvariantError
 from pagedlab.core.plan import Admission as Admitted
-from pagedlab.core.plan import Choice, Coasted, Copy, Entry, Fork, Growth, Load, Outcome, Plan, Return, Together
+from pagedlab.core.plan import Choice, Copy, Entry, Fork, Growth, Growths, Load, Outcome, Plan, Return, Together
 from pagedlab.core.plan import Preemption as PreemptionRecord
 from pagedlab.core.request import Key, Request, Sequence, Status
 from pagedlab.core.wakeup import never
@@ -242,19 +242,22 @@ class Scheduler:
 
     # ---- several steps ------------------------------------------------------------------------------------------
 
-    def coasting(self, now: float) -> tuple[Together, Iterator[int], float] | None:
+    def coasting(self, now: float) -> tuple[Together, Growths, float, bool] | None:
         """Whether the coming steps need no plan, since all there is to do in them is that all who run decode:
         nobody can be admitted, nobody needs a block that is not free. Who they are, the blocks that their tables grow
-        by in each, and until when the policies decide nothing else. Only steps that begin before that, and
-        before anybody arrives or ends, may be taken; `coasted` must be told. None: `schedule` the next one.
+        by in each, until when the policies decide nothing else, and whether they do so also when somebody has ended.
+        Only steps that begin before that, and before anybody arrives, may be taken; `coasted` must be told. None:
+        `schedule` the next one.
         """
-        cohort = self._cohort
-        if cohort is None or not self._skips or (len(self.order) and (not self._stuck or self.allocator.caches)):
+        cohort, waits = self._cohort, len(self.order)
+        if cohort is None or not self._skips or (waits and (not self._stuck or self.allocator.caches)):
             return None
         grown = cohort.coasting(self.batching.max_tokens)
-        if grown is None or (self._wakeups and self._wakeup(now) <= now):
+        if grown is None:
             return None
-        return cohort.tell_now(), grown, self._wakeup(now) if self._wakeups else inf
+        until = self._wakeup(now) if self._wakeups else inf
+        through = not (waits or self._wakeups or self.allocator.caches)
+        return (cohort.tell_now(), grown, until, through) if until > now else None
 
     def _wakeup(self, now: float) -> float:
         """Until when the policies decide the same."""
@@ -310,14 +313,23 @@ class Scheduler:
         """Whether the next in line was refused its blocks when the last step was planned."""
         return self._blocked and len(self.order) > 0
 
-    def coasted(self, steps: Coasted, begun: float) -> list[Sequence]:
-        """Take in steps that nobody planned, the last of which began at `begun`; returns who finished. The allocator
-        has counted what they filled."""
+    def coasted(self, ends: list[float], begun: float) -> int:
+        """Take in steps that nobody planned, which ended then, the last of which began at `begun`. Returns how many had
+        been taken before, to be counted on from for `left`."""
         if self._cohort is None:
             raise InvariantError("steps were taken together by nobody")
         self.allocator.time(begun)
-        looked_at = self._cohort.coasted(steps)
-        return self._advanced(looked_at, steps.ended, steps.ends[-1]) if looked_at else []
+        before = self._cohort.steps
+        self._cohort.coasted(ends)
+        return before
+
+    def left(self, ended: list[Sequence], steps: int, now: float) -> list[Sequence]:
+        """Take in who ended in the last of so many steps, at `now`, up to which the allocator has counted what they
+        filled. Returns who finished, in order of admission."""
+        if self._cohort is None:
+            raise InvariantError("steps were taken together by nobody")
+        looked_at = self._cohort.left(ended, steps)
+        return self._advanced(looked_at, ended, now) if looked_at else []
 
     def _finish(self, seq: Sequence, reason: str, now: float) -> None:
         """A request of a single output has ended."""
