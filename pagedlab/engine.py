@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 
 from pagedlab.core.arrivals import Arrivals
 from pagedlab.core.errors import EngineStalled
-from pagedlab.core.plan import Entry, Growths, Outcome, Plan, Together
+from pagedlab.core.plan import Entry, Outcome, Plan, Together
 from pagedlab.core.request import Request, Sequence
 from pagedlab.executor.base import Executor
 from pagedlab.recorder.recorder import Recorder
@@ -138,7 +138,7 @@ class Engine:
         if ended:
             self._ended(ended)
 
-    def _coast(self, now: float, together: Together, grown: Growths, until: float, through: bool, horizon: float) -> None:
+    def _coast(self, now: float, together: Together, grown: Iterator[int], until: float, through: bool, horizon: float) -> None:
         """Several steps at once, between which there is nothing to decide: what each of them changes is known."""
         scheduler, allocator, count = self.scheduler, self.scheduler.allocator, together.count
         waiting, blocked, counts, host_blocks = scheduler.num_waiting, scheduler.memory_blocked, (), 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -101,13 +100,15 @@ class Together:
 
     count: of them, each feeds one token in this step; 0: none of them runs. joined: those that came to them since the
     plan before. dissolved: before that, all who were among them went back to run on their own. owed: blocks that their
-    tables grow by in this step and that nobody has numbered yet.
+    tables grow by in this step and that nobody has numbered yet. ended: where they coast, who has ended meanwhile: the
+    executor says so before it asks for the growth in the next step.
     """
 
     count: int
     joined: list[Sequence]
     dissolved: bool
     owed: int = 0
+    ended: list[Sequence] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -243,8 +244,3 @@ class Coasted:
     ends: list[float]
     grown: list[int]
     pieces: list[tuple[int, list[Sequence]]]
-
-
-# Asked for each step of those that advance together, and told who ended in the one before: the blocks that the tables
-# of the others grow by in it. It ends where the next step has to be planned.
-Growths = Generator[int, list[Sequence] | None, None]

@@ -57,25 +57,22 @@ class Told(_Growing):
     foretold.
     """
 
-    __slots__ = ("_foretold", "_length", "_whose")
+    __slots__ = ("_foretold", "_whose", "length")
 
     def __init__(self, foretold: Callable[[Any, int, int], list[int]], whose: Any, length: int):
         self._foretold = foretold
         self._whose = whose
-        self._length = length
+        self.length = length
 
     def append(self, token: int) -> None:
-        self._length += 1
-
-    def more(self, count: int) -> None:
-        self._length += count
+        self.length += 1
 
     def array(self) -> np.ndarray:
         """int32 [len]"""
-        return np.array(self._foretold(self._whose, 0, self._length), dtype=np.int32)
+        return np.array(self._foretold(self._whose, 0, self.length), dtype=np.int32)
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     @overload
     def __getitem__(self, index: int) -> int: ...
@@ -85,9 +82,9 @@ class Told(_Growing):
 
     def __getitem__(self, index: int | slice) -> int | list[int]:
         if isinstance(index, slice):
-            start, stop, step = index.indices(self._length)
+            start, stop, step = index.indices(self.length)
             return self._foretold(self._whose, start, max(start, stop))[::step] if step > 0 else list(self)[index]
-        place = range(self._length)[index]
+        place = range(self.length)[index]
         return self._foretold(self._whose, place, place + 1)[0]
 
 

@@ -7,7 +7,7 @@ No torch, no transformers.
 from __future__ import annotations
 
 import heapq
-from contextlib import suppress
+from collections.abc import Iterator
 from functools import partial
 from math import log
 from pathlib import Path
@@ -17,7 +17,7 @@ import psutil
 from pagedlab.core.clock import VirtualClock
 from pagedlab.core.errors import ConfigError, InvariantError
 from pagedlab.core.mixing import mix, uniform
-from pagedlab.core.plan import Choice, Coasted, Entry, Growths, Load, Outcome, Plan, Together
+from pagedlab.core.plan import Choice, Coasted, Entry, Load, Outcome, Plan, Together
 from pagedlab.core.request import Request, Sequence
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason, num_candidates, output_limit
 from pagedlab.hardware.cost import CostModel, StepWork
@@ -173,29 +173,32 @@ class SimulatedExecutor(Executor):
                 ended.append(seq)
         return self.cost.step_s(work, self.overlap), ended
 
-    def coast(self, together: Together, grown: Growths, until: float, through: bool) -> Coasted:
+    def coast(self, together: Together, grown: Iterator[int], until: float, through: bool) -> Coasted:
         followed, now, count = self._together, self.clock.now(), together.count
         followed.take_in(together)
-        price, left, step, grow = self.cost.of_decodes(count, self.overlap), followed.steps_left, followed.step, grown.send
-        ends, taken, pieces = list[float](), list[int](), list[tuple[int, list[Sequence]]]()
-        blocks, gone = 0, None
-        with suppress(StopIteration):
-            while now < until and len(ends) < _MOST_STEPS or not ends:
-                new = grow(gone)
-                gone = None
-                now += price(step(), new)
-                blocks += new
-                ends.append(now)
-                taken.append(blocks)
-                left -= 1
-                if left:
-                    continue
-                gone = followed.ended()
-                pieces.append((len(ends), gone))
-                count -= len(gone)
-                if not through or not count or any([seq.request.follow_up is not None for seq in gone]):
+        ends, taken, pieces, grown_by = list[float](), list[int](), list[tuple[int, list[Sequence]]](), 0
+        price, next_end = self.cost.of_decodes(count, self.overlap), followed.next_end
+        steps, blocks, enter, size = followed.steps, followed.blocks, followed.enter, followed.size
+        for new in grown:
+            blocks += enter[steps % size]  # as `step`
+            steps += 1
+            now += price(blocks * size, new)
+            grown_by += new
+            ends.append(now)
+            taken.append(grown_by)
+            if steps == next_end:
+                followed.steps, followed.blocks = steps, blocks
+                ended = followed.ended()
+                pieces.append((len(ends), ended))
+                count -= len(ended)
+                blocks, grown_by = followed.blocks, 0
+                if not through or not count or any([seq.request.follow_up is not None for seq in ended]):
                     break
-                price, left, blocks = self.cost.of_decodes(count, self.overlap), followed.steps_left, 0
+                together.ended += ended
+                price, next_end = self.cost.of_decodes(count, self.overlap), followed.next_end
+            if now >= until or len(ends) == _MOST_STEPS:
+                break
+        followed.steps, followed.blocks = steps, blocks
         if not pieces or pieces[-1][0] < len(ends):
             pieces.append((len(ends), []))
         self.clock.wait_until(now)
@@ -225,15 +228,15 @@ class _Followed:
     """The sequences that advance together. slots: their contexts in whole blocks, in the step followed last."""
 
     def __init__(self, block_size: int):
-        self._size = block_size
+        self.size = block_size
         self._forget()
 
     def _forget(self) -> None:
         self.slots = 0
-        self._steps = 0
-        self._blocks = 0  # of all their contexts
-        # A sequence enters a new block every `block_size` steps: how many do so at steps of each remainder.
-        self._enter = [0] * self._size
+        self.steps = 0
+        self.blocks = 0  # of all their contexts
+        # A sequence enters a new block every `size` steps: how many do so at steps of each remainder.
+        self.enter = [0] * self.size
         # (steps when it ends, id, its remainder, tokens in the cache less the steps taken then, the sequence).
         self._ends: list[tuple[int, int, int, int, Sequence]] = []
 
@@ -248,39 +251,33 @@ class _Followed:
     def take_in(self, together: Together) -> None:
         if together.dissolved:
             self._forget()
-        if together.joined:
-            self._follow_too(together.joined)
+        for seq in together.joined:
+            computed = seq.computed
+            enter = (self.steps - computed) % self.size
+            self.enter[enter] += 1
+            self.blocks += -(-computed // self.size)
+            ends = self.steps + output_limit(seq.request) - len(seq.output)
+            heapq.heappush(self._ends, (ends, seq.id, enter, computed - self.steps, seq))
         if together.count and together.count != len(self._ends):
             raise InvariantError(f"{together.count} sequences advance together, {len(self._ends)} are known")
 
-    def _follow_too(self, joined: list[Sequence]) -> None:
-        steps, size = self._steps, self._size
-        for seq in joined:
-            computed = seq.computed
-            enter = (steps - computed) % size
-            self._enter[enter] += 1
-            self._blocks += -(-computed // size)
-            ends = steps + output_limit(seq.request) - len(seq.output)
-            heapq.heappush(self._ends, (ends, seq.id, enter, computed - steps, seq))
-
-    def step(self) -> int:
-        """All run a step: their contexts in whole blocks, in slots."""
-        self._blocks += self._enter[self._steps % self._size]
-        self._steps += 1
-        self.slots = self._blocks * self._size
-        return self.slots
+    def step(self) -> None:
+        """All run a step."""
+        self.blocks += self.enter[self.steps % self.size]
+        self.steps += 1
+        self.slots = self.blocks * self.size
 
     @property
-    def steps_left(self) -> int:
-        """Until somebody ends, who runs in the last of them."""
-        return self._ends[0][0] - self._steps
+    def next_end(self) -> int:
+        """When somebody ends, who runs in the last of so many steps."""
+        return self._ends[0][0]
 
     def ended(self) -> list[Sequence]:
         """Those that ended in the last step, who are followed no longer."""
         ended, ends = [], self._ends
-        while ends and ends[0][0] == self._steps:
+        while ends and ends[0][0] == self.steps:
             _, _, enter, offset, seq = heapq.heappop(ends)
-            self._enter[enter] -= 1
-            self._blocks -= -(-(offset + self._steps) // self._size)
+            self.enter[enter] -= 1
+            self.blocks -= -(-(offset + self.steps) // self.size)
             ended.append(seq)
         return ended

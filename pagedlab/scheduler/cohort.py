@@ -9,12 +9,12 @@ out, and when an audit looks.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pagedlab.allocator.base import Allocator
 from pagedlab.core.errors import InvariantError
-from pagedlab.core.plan import Growth, Growths, Plan, Together
+from pagedlab.core.plan import Growth, Plan, Together
 from pagedlab.core.request import Request, Sequence
 from pagedlab.core.told import Stamps, Told
 
@@ -111,14 +111,14 @@ class Cohort:
         plan.together = self._told(len(self._members), owed)
         return True
 
-    def coasting(self, most: int) -> Growths | None:
-        """The blocks that the tables of all will grow by in each coming step, as long as there is nothing to do in them
-        but to decode. None where the next one is to be planned, or has more than `most` tokens."""
+    def coasting(self, most: int) -> tuple[Together, Iterator[int]] | None:
+        """Those who run, and the blocks that their tables will grow by in each coming step, as long as there is nothing
+        to do in them but to decode. None where the next one is to be planned, or has more than `most` tokens."""
         if self.apart or self._asking or not 0 < len(self._members) <= most or len(self._times) in self._full:
             return None
-        return self._unplanned()
+        return self._told(len(self._members)), self._unplanned()
 
-    def _unplanned(self) -> Growths:
+    def _unplanned(self) -> Iterator[int]:
         step = len(self._times)
         while step not in self._full:
             yield 0
@@ -189,10 +189,6 @@ class Cohort:
     def _rank(self, seq: Sequence) -> int:
         return self._ranks[seq.id]
 
-    def tell_now(self) -> Together:
-        """Of steps that nobody plans."""
-        return self._told(len(self._members))
-
     def _told(self, count: int, owed: int = 0) -> Together:
         told = Together(count, self._joined, self._dissolved, owed)
         self._joined, self._dissolved = [], False
@@ -244,7 +240,7 @@ class Cohort:
         if now > since:
             seq = member.seq
             seq.computed += now - since
-            member.output.more(now - since)
+            member.output.length += now - since
             member.times.stretch(since, now)
             member.since = now
             self._allocator.catch_up(seq.id, seq.computed)

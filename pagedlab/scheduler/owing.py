@@ -7,8 +7,11 @@ ids are handed out only when a member is looked at.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pagedlab.allocator.base import Allocator
-from pagedlab.core.plan import Growths, Plan
+from pagedlab.core.plan import Plan, Together
+from pagedlab.core.request import Sequence
 from pagedlab.scheduler.cohort import Cohort, Foretold, _Member
 
 
@@ -20,15 +23,17 @@ class OwingCohort(Cohort):
         self._size = allocator.pool.block_size
         self._due = [0] * self._size  # members whose blocks are full when a step begins, by the step's rest
 
-    def coasting(self, most: int) -> Growths | None:
+    def coasting(self, most: int) -> tuple[Together, Iterator[int]] | None:
         if self.apart or not 0 < len(self._members) <= most or self._num_full() > self._allocator.pool.num_available:
             return None
-        return self._unplanned()
+        told = self._told(len(self._members))
+        return told, self._unplanned(told.ended)
 
-    def _unplanned(self) -> Growths:
+    def _unplanned(self, ended: list[Sequence] | None = None) -> Iterator[int]:
+        """ended: who has, while the steps are taken."""
         step, left, due, size = len(self._times), self._allocator.pool.num_available, self._due, self._size
         while (left := left - (blocks := due[step % size])) >= 0:
-            ended = yield blocks
+            yield blocks
             step += 1
             if ended and self._allocator.grows:
                 due = due.copy()
@@ -36,6 +41,7 @@ class OwingCohort(Cohort):
                     member = self._members[seq.id]
                     due[member.due] -= 1
                     left += -(-(seq.computed + step - member.since) // size)
+                ended.clear()
 
     def _num_full(self) -> int:
         return self._due[len(self._times) % self._size]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from math import inf
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pagedlab.allocator.base import Allocator, Grant
 from pagedlab.core.errors import InvariantError
 from pagedlab.core.plan import Admission as Admitted
-from pagedlab.core.plan import Choice, Copy, Entry, Fork, Growth, Growths, Load, Outcome, Plan, Return, Together
+from pagedlab.core.plan import Choice, Copy, Entry, Fork, Growth, Load, Outcome, Plan, Return, Together
 from pagedlab.core.plan import Preemption as PreemptionRecord
 from pagedlab.core.request import Key, Request, Sequence, Status
 from pagedlab.core.wakeup import never
@@ -242,7 +242,7 @@ class Scheduler:
 
     # ---- several steps ------------------------------------------------------------------------------------------
 
-    def coasting(self, now: float) -> tuple[Together, Growths, float, bool] | None:
+    def coasting(self, now: float) -> tuple[Together, Iterator[int], float, bool] | None:
         """Whether the coming steps need no plan, since all there is to do in them is that all who run decode:
         nobody can be admitted, nobody needs a block that is not free. Who they are, the blocks that their tables grow
         by in each, until when the policies decide nothing else, and whether they do so also when somebody has ended.
@@ -252,12 +252,11 @@ class Scheduler:
         cohort, waits = self._cohort, len(self.order)
         if cohort is None or not self._skips or (waits and (not self._stuck or self.allocator.caches)):
             return None
-        grown = cohort.coasting(self.batching.max_tokens)
-        if grown is None:
-            return None
         until = self._wakeup(now) if self._wakeups else inf
-        through = not (waits or self._wakeups or self.allocator.caches)
-        return (cohort.tell_now(), grown, until, through) if until > now else None
+        coasting = cohort.coasting(self.batching.max_tokens) if until > now else None
+        if coasting is None:
+            return None
+        return *coasting, until, not (waits or self._wakeups or self.allocator.caches)
 
     def _wakeup(self, now: float) -> float:
         """Until when the policies decide the same."""
