@@ -127,7 +127,7 @@ class Engine:
             raise EngineStalled(f"no token finished in {self._barren} steps: {self._dump()}")
 
     def _enter(self, now: float, entry: Entry) -> None:
-        """A step of whole prompts, which nobody has to plan."""
+        """A step of prompts, which nobody has to plan."""
         scheduler, executor = self.scheduler, self.executor
         slots, running, waiting = scheduler.allocator.split(), scheduler.num_running, scheduler.num_waiting
         seconds, ended = executor.enter(entry)

@@ -221,12 +221,16 @@ class Outcome:
 
 @dataclass(slots=True)
 class Entry:
-    """A step in which nobody runs but requests of one output that are new in the batch, each of which feeds its whole
-    prompt: all that such a plan would say. tokens: of the prompts. blocks: that they were given. together: as in Plan,
-    none of them runs. memory_blocked: as in Plan."""
+    """A step that feeds prompts and nothing else, of requests of one output: all that such a plan would say.
+
+    num_tokens[i]: of the prompt of seqs[i]; they sum to total_tokens. new: of these, those that enter the batch, to
+    which so many blocks were given. together: as in Plan, none of them runs. memory_blocked: as in Plan.
+    """
 
     seqs: list[Sequence]
-    tokens: int
+    num_tokens: list[int]
+    total_tokens: int
+    new: list[Sequence]
     blocks: int
     together: Together | None
     memory_blocked: bool

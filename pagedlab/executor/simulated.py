@@ -117,14 +117,9 @@ class SimulatedExecutor(Executor):
         tokens: list[int] = [-1] * len(batch)
         finish: list[str | None] = [None] * len(batch)
         choices: dict[int, list[Choice]] = {}
-        size = self.cost.block_size
         for i, (seq, fed) in enumerate(zip(batch, plan.num_tokens, strict=True)):
             request, computed, known = seq.request, seq.computed, len(seq.output)
-            if fed == 1:
-                work.decodes += 1
-                work.decode_slots += (computed // size + 1) * size
-            else:
-                work.chunks.append((fed, computed))
+            self._feed(work, fed, computed)
             if fed < len(request.prompt) + known - computed:
                 continue
             work.sampled += 1
@@ -159,19 +154,24 @@ class SimulatedExecutor(Executor):
     def enter(self, entry: Entry) -> tuple[float, list[Sequence]]:
         if entry.together is not None:
             self._together.take_in(entry.together)
-        count, ended = len(entry.seqs), list[Sequence]()
-        work = StepWork(entry.tokens, count, 0, 0, count, count, entry.blocks)
-        for seq in entry.seqs:
-            request = seq.request
-            fed = len(request.prompt)
-            if fed == 1:
-                work.decodes += 1
-                work.decode_slots += self.cost.block_size
-            else:
-                work.chunks.append((fed, 0))
-            if output_limit(request) <= 1:
-                ended.append(seq)
+        work = StepWork(entry.total_tokens, len(entry.seqs), 0, 0, 0, len(entry.new), entry.blocks)
+        ended = list[Sequence]()
+        for seq, fed in zip(entry.seqs, entry.num_tokens, strict=True):
+            request, computed = seq.request, seq.computed
+            self._feed(work, fed, computed)
+            if computed + fed == len(request.prompt):
+                work.sampled += 1
+                if output_limit(request) <= 1:
+                    ended.append(seq)
         return self.cost.step_s(work, self.overlap), ended
+
+    def _feed(self, work: StepWork, fed: int, computed: int) -> None:
+        """A sequence feeds so many tokens, behind those that it has computed."""
+        if fed == 1:
+            work.decodes += 1
+            work.decode_slots += (computed // self.cost.block_size + 1) * self.cost.block_size
+        else:
+            work.chunks.append((fed, computed))
 
     def coast(self, together: Together, grown: Iterator[int], until: float, through: bool) -> Coasted:
         followed, now, count = self._together, self.clock.now(), together.count

@@ -131,28 +131,29 @@ class Recorder:
         waiting: int,
         finished: list[Sequence],
     ) -> None:
-        """A step of whole prompts that nobody planned. The rest as in `step`."""
-        number, seqs = len(self.steps), entry.seqs
+        """A step of prompts that nobody planned. The rest as in `step`."""
+        number, fed = len(self.steps), entry.num_tokens
         if entry.together is not None:
             self._follow(entry.together)
-        for seq in seqs:
+        for seq in entry.new:
             self._waiting[seq.request.client] -= 1
             self.admitted_s[seq.id] = start
             self._entered[seq.id] = number
         for seq in finished:
             self._left(seq, number + 1)
         self.num_finished += len(finished)
-        prefilled = entry.tokens - sum([len(seq.request.prompt) == 1 for seq in seqs])
-        row = (start, running, waiting, len(seqs), entry.tokens, prefilled, entry.memory_blocked)
+        prefilled = entry.total_tokens - fed.count(1)
+        row = (start, running, waiting, len(fed), entry.total_tokens, prefilled, entry.memory_blocked)
         self.steps.add(row, slots, end)
+        sampled = [seq for seq in entry.seqs if len(seq.output)]
         if len(self._waiting) > 1:
             service: defaultdict[tuple[str, bool], int] = defaultdict(int)
-            for seq in seqs:
+            for seq in entry.new:
                 service[seq.request.client, False] += seq.request.prompt_tokens
-            for seq in seqs:
+            for seq in sampled:
                 service[seq.request.client, True] += 1
             self._serve(service, 1)
-        self.output_tokens += len(seqs)
+        self.output_tokens += len(sampled)
         if self._on_progress is not None:
             self._on_progress(self)
 

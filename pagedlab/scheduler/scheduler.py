@@ -263,32 +263,37 @@ class Scheduler:
         return min([next_wakeup(now) for next_wakeup in self._wakeups])
 
     def entering(self, now: float) -> Entry | None:
-        """Whether the next step needs no plan, since all there is to do in it is to feed whole prompts of those that
-        waited: these are in the batch then, the step must be taken, and `entered` be told. None: `schedule` it."""
+        """Whether the next step needs no plan, since all there is to do in it is to feed prompts: those that it lets in
+        are in the batch then, the step must be taken, and `entered` be told. None: `schedule` it."""
         cohort, allocator = self._cohort, self.allocator
-        if cohort is None or not self._skips or cohort.apart or allocator.caches:
-            return None
-        if self._high_water or self._groups or (self._wakeups and self._wakeup(now) <= now):
+        if cohort is None or not self._skips or allocator.caches or self._high_water or self._groups:
             return None  # also where some come back
+        if (self._wakeups and self._wakeup(now) <= now) or any([s.to_compute == 1 for s in cohort.apart.values()]):
+            return None
         self.order.time(now)
-        seqs = self.batching.enter(self)
-        if not seqs:
+        fed = self.batching.enter(self)
+        if not fed:
             return None
         self._released = []  # nobody follows rows
         self._look_at_queue()
         self.admission.planned(self.running, False)
-        tokens = blocks = 0
-        for seq in seqs:
-            fed, id = seq.request.prompt_tokens, seq.id
-            allocator.grow(id, fed)
-            tokens += fed
-            blocks += len(allocator.holdings[id].table)
-        return Entry(seqs, tokens, blocks, cohort.tell(), self._blocked)
+        entry = Entry([], [], 0, [], 0, cohort.tell(), self._blocked)
+        for seq, tokens in fed:
+            id, computed = seq.id, seq.computed
+            allocator.grow(id, computed + tokens)
+            entry.seqs.append(seq)
+            entry.num_tokens.append(tokens)
+            entry.total_tokens += tokens
+            if not computed:
+                entry.new.append(seq)
+                entry.blocks += len(allocator.holdings[id].table)
+        return entry
 
-    def enter_next(self, most: int) -> Sequence | None:
-        """Move the next waiting request into the batch if its prompt has at most so many tokens and it may enter."""
+    def enter_next(self, most: int, longer: bool) -> Sequence | None:
+        """Move the next waiting request into the batch, if it may enter and its prompt has at most so many tokens, or
+        it may be `longer`."""
         seq = self._next() if len(self.order) else None
-        if seq is None or seq.request.prompt_tokens > most or not self._may_enter(seq):
+        if seq is None or not (longer or seq.request.prompt_tokens <= most) or not self._may_enter(seq):
             return None
         self._admit(seq, [seq])
         return seq
@@ -298,9 +303,12 @@ class Scheduler:
         if self._cohort is None:
             raise InvariantError("a step was taken by nobody")
         self.allocator.step_over()
-        for seq in entry.seqs:
-            fed = seq.computed = len(seq.request.prompt)
-            self.order.served(seq, fed, 1)
+        for seq, fed in zip(entry.seqs, entry.num_tokens, strict=True):
+            seq.computed += fed
+            samples = seq.computed == len(seq.request.prompt)
+            self.order.served(seq, fed, int(samples))
+            if not samples:
+                continue
             self._cohort.begin(seq, now)
             if seq in ended:
                 self._finish(seq, "length", now)

@@ -29,9 +29,10 @@ class Batching(ABC):
         """Tokens that the step may still feed. Asked anew each time: who yields to somebody takes its own back."""
         return self.max_tokens - plan.total_tokens
 
-    def enter(self, scheduler: Scheduler) -> list[Sequence]:
-        """While nobody is in the middle of a prompt: those whose whole prompts are all that the next step feeds, let in
-        by `scheduler.enter_next`. It takes no plan then. []: it has to be planned."""
+    def enter(self, scheduler: Scheduler) -> list[tuple[Sequence, int]]:
+        """Where all who run decode, but for those in the middle of their prompts, and none who wait ever ran: the
+        prompts that are all that the next step feeds, and of each how many tokens, by `prefilling` and `enter_next`. It
+        takes no plan then. []: it has to be planned."""
         return []
 
     def next_wakeup(self, now: float) -> float:

@@ -32,12 +32,17 @@ class PrefillFirst(Batching):
         while self.left(plan) > 0 and (back := scheduler.admit_next(plan, self._may_return)) is not None:
             scheduler.prefill(plan, back, self.left(plan))
 
-    def enter(self, scheduler: Scheduler) -> list[Sequence]:
-        entered, left = [], self.max_tokens
-        while (seq := scheduler.enter_next(left)) is not None:
-            entered.append(seq)
-            left -= seq.request.prompt_tokens
-        return entered
+    def enter(self, scheduler: Scheduler) -> list[tuple[Sequence, int]]:
+        fed, left = list[tuple[Sequence, int]](), self.max_tokens
+        for seq in scheduler.prefilling():
+            if left == 0:
+                break
+            fed.append((seq, min(seq.to_compute, left)))
+            left -= fed[-1][1]
+        while (new := scheduler.enter_next(left, left == self.max_tokens)) is not None:
+            fed.append((new, min(new.request.prompt_tokens, left)))
+            left -= fed[-1][1]
+        return fed
 
     next_wakeup = never
 

@@ -30,7 +30,7 @@ class Static(PrefillFirst):
         super().fill(plan, scheduler)
         self._open = self._open and bool(plan.admitted or scheduler.prefilling())
 
-    def enter(self, scheduler: Scheduler) -> list[Sequence]:
+    def enter(self, scheduler: Scheduler) -> list[tuple[Sequence, int]]:
         return []  # whoever enters opens or closes the batch
 
     def next_wakeup(self, now: float) -> float:
