@@ -227,13 +227,13 @@ class Entry:
     which so many blocks were given. together: as in Plan, none of them runs. memory_blocked: as in Plan.
     """
 
-    seqs: list[Sequence]
-    num_tokens: list[int]
-    total_tokens: int
-    new: list[Sequence]
-    blocks: int
-    together: Together | None
-    memory_blocked: bool
+    seqs: list[Sequence] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    total_tokens: int = 0
+    new: list[Sequence] = field(default_factory=list)
+    blocks: int = 0
+    together: Together | None = None
+    memory_blocked: bool = False
 
 
 @dataclass(slots=True)

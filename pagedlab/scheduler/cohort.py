@@ -64,22 +64,32 @@ class Cohort:
         self.apart.pop(seq.id, None)
         del self._ranks[seq.id]
 
+    def first(self, seq: Sequence) -> Told:
+        """The first token of a sequence."""
+        return Told(self._foretold, seq.request, 1)
+
     def begin(self, seq: Sequence, now: float) -> None:
-        """A sequence gets its first token, which is foretold."""
-        seq.output, seq.token_s = Told(self._foretold, seq.request, 1), Stamps(self._times, [now])
+        """A sequence has just got its first token, and becomes a member. No cache asks for it."""
+        output, times = self.first(seq), Stamps(self._times, [now])
+        seq.output, seq.token_s = output, times
+        self._add(_Member(seq, len(self._times), output, times))
 
     def join(self, seq: Sequence, kept: bool) -> None:
         """A sequence that has just got a token becomes a member, from the next decode step on. kept: as for `kept`."""
-        del self.apart[seq.id]
         output, times = seq.output, seq.token_s
         if not isinstance(output, Told):
             output = seq.output = Told(self._foretold, seq.request, len(output))
         if not isinstance(times, Stamps):
             times = seq.token_s = Stamps(self._times, times)
         member = _Member(seq, len(self._times), output, times)
-        self._members[seq.id] = member
+        self._add(member)
         if not kept:
             self._asking[seq.id] = member
+
+    def _add(self, member: _Member) -> None:
+        seq = member.seq
+        del self.apart[seq.id]
+        self._members[seq.id] = member
         self._joined.append(seq)
         self._await_full(member, len(self._allocator.holdings[seq.id].table), seq.computed)
 

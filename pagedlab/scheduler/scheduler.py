@@ -78,9 +78,10 @@ class Scheduler:
         policies = (order, admission, batching, preemption)
         self._wakeups = [policy.next_wakeup for policy in policies if type(policy).next_wakeup is not never]
         self._skips = skip and foretold is not None and allocator.grows is not None
+        self._caches = allocator.caches
         self._cohort: Cohort | None = None  # of those that decode, who advance together
         if foretold is not None and not (preemptive or order.watches or admission.watches):
-            owing = self._skips and not allocator.caches
+            owing = self._skips and not self._caches
             self._cohort = OwingCohort(allocator, foretold) if owing else Cohort(allocator, foretold)
         # The head of the queue is known to be refused, and will be until somebody ends.
         self._stuck = self._blocked = False
@@ -227,7 +228,7 @@ class Scheduler:
 
     def _advanced(self, seqs: list[Sequence], ended: list[Sequence], now: float) -> list[Sequence]:
         """Of those that advanced together these are to be looked at. Returns who ended, in order of admission."""
-        if not self.allocator.caches:  # then it is those that ended
+        if not self._caches:  # then it is those that ended
             for seq in seqs:
                 self._finish(seq, "length", now)
             return seqs
@@ -250,13 +251,13 @@ class Scheduler:
         `schedule` the next one.
         """
         cohort, waits = self._cohort, len(self.order)
-        if cohort is None or not self._skips or (waits and (not self._stuck or self.allocator.caches)):
+        if cohort is None or not self._skips or (waits and (not self._stuck or self._caches)):
             return None
         until = self._wakeup(now) if self._wakeups else inf
         coasting = cohort.coasting(self.batching.max_tokens) if until > now else None
         if coasting is None:
             return None
-        return *coasting, until, not (waits or self._wakeups or self.allocator.caches)
+        return *coasting, until, not (waits or self._wakeups or self._caches)
 
     def _wakeup(self, now: float) -> float:
         """Until when the policies decide the same."""
@@ -265,38 +266,40 @@ class Scheduler:
     def entering(self, now: float) -> Entry | None:
         """Whether the next step needs no plan, since all there is to do in it is to feed prompts: those that it lets in
         are in the batch then, the step must be taken, and `entered` be told. None: `schedule` it."""
-        cohort, allocator = self._cohort, self.allocator
-        if cohort is None or not self._skips or allocator.caches or self._high_water or self._groups:
+        cohort = self._cohort
+        if cohort is None or not self._skips or self._caches or self._high_water or self._groups:
             return None  # also where some come back
         if (self._wakeups and self._wakeup(now) <= now) or any([s.to_compute == 1 for s in cohort.apart.values()]):
             return None
         self.order.time(now)
-        fed = self.batching.enter(self)
-        if not fed:
+        entry = Entry()
+        self.batching.enter(entry, self)
+        if not entry.seqs:
             return None
         self._released = []  # nobody follows rows
         self._look_at_queue()
         self.admission.planned(self.running, False)
-        entry = Entry([], [], 0, [], 0, cohort.tell(), self._blocked)
-        for seq, tokens in fed:
-            id, computed = seq.id, seq.computed
-            allocator.grow(id, computed + tokens)
-            entry.seqs.append(seq)
-            entry.num_tokens.append(tokens)
-            entry.total_tokens += tokens
-            if not computed:
-                entry.new.append(seq)
-                entry.blocks += len(allocator.holdings[id].table)
+        entry.together, entry.memory_blocked = cohort.tell(), self._blocked
         return entry
 
-    def enter_next(self, most: int, longer: bool) -> Sequence | None:
-        """Move the next waiting request into the batch, if it may enter and its prompt has at most so many tokens, or
-        it may be `longer`."""
+    def feed(self, entry: Entry, seq: Sequence, most: int) -> None:
+        """Feed so many of the next tokens of a prompt."""
+        fed = min(len(seq.request.prompt) - seq.computed, most)
+        self.allocator.grow(seq.id, seq.computed + fed)
+        entry.seqs.append(seq)
+        entry.num_tokens.append(fed)
+        entry.total_tokens += fed
+
+    def enter_next(self, entry: Entry, most: int, whole: bool) -> bool:
+        """Move the next waiting request into the batch, if it may enter, and feed so many tokens of its prompt, all of
+        them if `whole` or not at all. Returns whether it did."""
         seq = self._next() if len(self.order) else None
-        if seq is None or not (longer or seq.request.prompt_tokens <= most) or not self._may_enter(seq):
-            return None
-        self._admit(seq, [seq])
-        return seq
+        if seq is None or (whole and len(seq.request.prompt) > most) or not self._may_enter(seq):
+            return False
+        entry.blocks += len(self._admit(seq, [seq]).table)
+        entry.new.append(seq)
+        self.feed(entry, seq, most)
+        return True
 
     def entered(self, entry: Entry, ended: list[Sequence], now: float) -> None:
         """Take in that step, which was over at `now`. ended: who ended with the token that it got."""
@@ -309,11 +312,11 @@ class Scheduler:
             self.order.served(seq, fed, int(samples))
             if not samples:
                 continue
-            self._cohort.begin(seq, now)
             if seq in ended:
+                seq.output, seq.token_s = self._cohort.first(seq), [now]
                 self._finish(seq, "length", now)
             else:
-                self._cohort.join(seq, True)
+                self._cohort.begin(seq, now)
 
     @property
     def memory_blocked(self) -> bool:
@@ -325,7 +328,8 @@ class Scheduler:
         been taken before, to be counted on from for `left`."""
         if self._cohort is None:
             raise InvariantError("steps were taken together by nobody")
-        self.allocator.time(begun)
+        if self._caches:
+            self.allocator.time(begun)
         before = self._cohort.steps
         self._cohort.coasted(ends)
         return before
@@ -649,7 +653,8 @@ class Scheduler:
         """A sequence gives back all that goes by its key, which `holder` computed, and its row; returns that."""
         allocator, key, row = self.allocator, part.key, part.row
         part.slots_unused = allocator.unused(key, holder.computed)
-        allocator.settle(holder)
+        if self._caches:
+            allocator.settle(holder)
         allocator.release(key)
         if self._high_water:
             self._high_water.pop(key, None)

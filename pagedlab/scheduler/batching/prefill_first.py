@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from pagedlab.core.plan import Plan
+from pagedlab.core.plan import Entry, Plan
 from pagedlab.core.request import Sequence
 from pagedlab.core.wakeup import never
 from pagedlab.scheduler.batching.base import BATCHINGS, Batching
@@ -32,17 +32,13 @@ class PrefillFirst(Batching):
         while self.left(plan) > 0 and (back := scheduler.admit_next(plan, self._may_return)) is not None:
             scheduler.prefill(plan, back, self.left(plan))
 
-    def enter(self, scheduler: Scheduler) -> list[tuple[Sequence, int]]:
-        fed, left = list[tuple[Sequence, int]](), self.max_tokens
+    def enter(self, entry: Entry, scheduler: Scheduler) -> None:
+        most = self.max_tokens
         for seq in scheduler.prefilling():
-            if left == 0:
-                break
-            fed.append((seq, min(seq.to_compute, left)))
-            left -= fed[-1][1]
-        while (new := scheduler.enter_next(left, left == self.max_tokens)) is not None:
-            fed.append((new, min(new.request.prompt_tokens, left)))
-            left -= fed[-1][1]
-        return fed
+            if entry.total_tokens < most:
+                scheduler.feed(entry, seq, most - entry.total_tokens)
+        while scheduler.enter_next(entry, most - entry.total_tokens, whole=entry.total_tokens > 0):
+            pass
 
     next_wakeup = never
 
