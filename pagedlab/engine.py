@@ -145,17 +145,17 @@ class Engine:
         if not self._plain:
             counts, host_blocks = allocator.cache_counts(), allocator.host_blocks
         steps = self.executor.coast(together, grown, min(until, self.arrivals.next_s, horizon), through)
-        ends, start, taken = steps.ends, now, 0
+        ends, start, taken, running = steps.ends, now, 0, scheduler.num_running
         before = scheduler.coasted(ends, ends[-2] if len(ends) > 1 else now)
         pieces, everybody = list[Piece](), list[Sequence]()
         for upto, ended in steps.pieces:
-            row = (start, scheduler.num_running, waiting, count, count, 0, blocked)
+            row = (start, running, waiting, count, count, 0, blocked)
             slots, start = allocator.split(), ends[upto - 1]
             allocator.fill(count * (upto - taken), steps.grown[upto - 1])
             finished = scheduler.left(ended, before + upto, start)
             pieces.append((row, slots, upto - taken, finished))
             everybody += finished
-            count, taken = count - len(finished), upto
+            count, running, taken = count - len(finished), running - len(finished), upto
         size, promises = allocator.pool.block_size, bool(allocator.grows)
         self.recorder.coasted(pieces, counts, host_blocks, steps, together, size, promises)
         self._barren = 0

@@ -117,9 +117,10 @@ class SimulatedExecutor(Executor):
         tokens: list[int] = [-1] * len(batch)
         finish: list[str | None] = [None] * len(batch)
         choices: dict[int, list[Choice]] = {}
+        size = self.cost.block_size
         for i, (seq, fed) in enumerate(zip(batch, plan.num_tokens, strict=True)):
             request, computed, known = seq.request, seq.computed, len(seq.output)
-            self._feed(work, fed, computed)
+            _feed(work, fed, computed, size)
             if fed < len(request.prompt) + known - computed:
                 continue
             work.sampled += 1
@@ -155,23 +156,15 @@ class SimulatedExecutor(Executor):
         if entry.together is not None:
             self._together.take_in(entry.together)
         work = StepWork(entry.total_tokens, len(entry.seqs), 0, 0, 0, len(entry.new), entry.blocks)
-        ended = list[Sequence]()
+        ended, size = list[Sequence](), self.cost.block_size
         for seq, fed in zip(entry.seqs, entry.num_tokens, strict=True):
             request, computed = seq.request, seq.computed
-            self._feed(work, fed, computed)
+            _feed(work, fed, computed, size)
             if computed + fed == len(request.prompt):
                 work.sampled += 1
                 if output_limit(request) <= 1:
                     ended.append(seq)
         return self.cost.step_s(work, self.overlap), ended
-
-    def _feed(self, work: StepWork, fed: int, computed: int) -> None:
-        """A sequence feeds so many tokens, behind those that it has computed."""
-        if fed == 1:
-            work.decodes += 1
-            work.decode_slots += (computed // self.cost.block_size + 1) * self.cost.block_size
-        else:
-            work.chunks.append((fed, computed))
 
     def coast(self, together: Together, grown: Iterator[int], until: float, through: bool) -> Coasted:
         followed, now, count = self._together, self.clock.now(), together.count
@@ -192,7 +185,9 @@ class SimulatedExecutor(Executor):
                 pieces.append((len(ends), ended))
                 count -= len(ended)
                 blocks, grown_by = followed.blocks, 0
-                if not through or not count or any([seq.request.follow_up is not None for seq in ended]):
+                for seq in ended:
+                    through = through and seq.request.follow_up is None
+                if not through or not count:
                     break
                 together.ended += ended
                 price, next_end = self.cost.of_decodes(count, self.overlap), followed.next_end
@@ -222,6 +217,15 @@ class SimulatedExecutor(Executor):
             token = (seed + index + k) % self._vocab_size
             choices.append(Choice(token, logprob, finish_reason(seq, token, frozenset())))
         return choices
+
+
+def _feed(work: StepWork, fed: int, computed: int, block_size: int) -> None:
+    """A sequence feeds so many tokens, behind those that it has computed."""
+    if fed == 1:
+        work.decodes += 1
+        work.decode_slots += (computed // block_size + 1) * block_size
+    else:
+        work.chunks.append((fed, computed))
 
 
 class _Followed:

@@ -41,6 +41,7 @@ class Cohort:
 
     def __init__(self, allocator: Allocator, foretold: Foretold):
         self._allocator = allocator
+        self._caches = allocator.caches
         self._foretold = foretold
         self.apart: dict[int, Sequence] = {}
         self._ranks: dict[int, int] = {}  # id -> place in the order of admission, of all that run
@@ -160,7 +161,7 @@ class Cohort:
         """These ended when so many steps had been taken. Returns who is to be looked at, brought up to date, in order
         of admission: they, members no longer, and, where a cache wants to know, those that have filled a block or have
         one that it would not take before."""
-        caches, looked_at = self._allocator.caches, ended
+        caches, looked_at = self._caches, ended
         if caches:
             asking = self._asking | {m.seq.id: m for m in self._filled(steps)}
             gone = {seq.id for seq in ended}

@@ -269,7 +269,9 @@ class Scheduler:
         cohort = self._cohort
         if cohort is None or not self._skips or self._caches or self._high_water or self._groups:
             return None  # also where some come back
-        if (self._wakeups and self._wakeup(now) <= now) or any([s.to_compute == 1 for s in cohort.apart.values()]):
+        if (self._wakeups and self._wakeup(now) <= now) or not (cohort.apart or len(self.order)):
+            return None
+        if cohort.apart and any([seq.to_compute == 1 for seq in cohort.apart.values()]):
             return None
         self.order.time(now)
         entry = Entry()
@@ -567,7 +569,9 @@ class Scheduler:
 
     def _may_enter(self, seq: Sequence, without: Seq[Sequence] = ()) -> bool:
         """Whether there are rows and blocks for a waiting request, were those `without` not running."""
-        rows = len(self._rows) + sum([len(other.parts) for other in without])
+        rows = len(self._rows)
+        if without:
+            rows += sum([len(other.parts) for other in without])
         if rows < seq.num_parts:
             return False
         if not without:
