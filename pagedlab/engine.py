@@ -33,7 +33,7 @@ def serve(
     engine = Engine(scheduler, executor, recorder, arrivals, arrivals.ended, audit_every)
     executor.clock.start()
     try:
-        while engine.busy:
+        while scheduler.running or engine.busy:
             if stop_requested():
                 return False
             engine.turn()

@@ -62,7 +62,7 @@ class Sharing(NamedTuple):
 
 @dataclass(slots=True)
 class Grant:
-    """What a sequence gets at its admission: blocks and the slots promised in them. filled: slots that hold its tokens
+    """What a sequence gets at its admission: blocks, which become its table, and the slots promised in them. filled: slots that hold its tokens
     already, from a prefix cache. shared: slots among them that others hold as well. copies: (source, destination)
     blocks to be copied before it writes. loads: (tier, blocks) to be brought up before it goes on."""
 
@@ -183,9 +183,10 @@ class Allocator(ABC):
     def _enter(self, grants: dict[Key, Grant]) -> None:
         for key, grant in grants.items():
             # `entered` is what it may come to waste: what it shares it did not ask for.
-            self.holdings[key] = Holding(list(grant.table), grant.promised, grant.promised, grant.filled)
-            self._table_entries += len(grant.table)
-            self._promised += grant.promised - grant.shared
+            table, promised = grant.table, grant.promised
+            self.holdings[key] = Holding(table, promised, promised, grant.filled)
+            self._table_entries += len(table)
+            self._promised += promised - grant.shared
             self._tokens += grant.filled - grant.shared
 
     def swap_out(self, request: Sequence, copied: Mapping[int, int]) -> list[tuple[int, int]] | None:

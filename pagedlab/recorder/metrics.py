@@ -216,11 +216,14 @@ def waits(recorder: Recorder) -> dict[int, float]:
     return {id: start - arrivals[id] for id, start in recorder.admitted_s.items()}
 
 
-def waits_by_size(seqs: list[Sequence], waited: dict[int, float]) -> dict[str, dict[str, float | None]]:
-    """How long prompts of each class of size waited to be admitted. waited: as `waits` says."""
-    admitted = [seq for seq in seqs if seq.id in waited]
-    seconds = np.array([waited[seq.id] for seq in admitted])
-    classes = np.searchsorted(SIZE_CLASSES, [seq.request.prompt_tokens for seq in admitted])
+def waits_by_size(
+    seqs: list[Sequence], prompt_tokens: np.ndarray, waited: dict[int, float]
+) -> dict[str, dict[str, float | None]]:
+    """How long prompts of each class of size waited to be admitted. prompt_tokens: int [sequences]. waited: as `waits`
+    says."""
+    seconds = np.array([waited.get(seq.id, nan) for seq in seqs])
+    admitted = ~np.isnan(seconds)
+    seconds, classes = seconds[admitted], np.searchsorted(SIZE_CLASSES, prompt_tokens[admitted])
     return {f"wait_s_prompt_to_{to}": spread(seconds[classes == i]) for i, to in enumerate((*SIZE_CLASSES, "any"))}
 
 
@@ -428,7 +431,7 @@ def summarize(
         "service_gap_tokens": max((gap for gap in service_gaps if gap is not None), default=None),
         "wait_s": spread(list(waited.values())),
         "longest_wait_s": max(waited.values(), default=None),
-        **waits_by_size(seqs, waited),
+        **waits_by_size(seqs, columns.prompt_tokens, waited),
         "max_itl_s": spread(stalls[~np.isnan(stalls)]),
         "ttft_s": delays["ttft_s"],
         "tpot_s": delays["tpot_s"],

@@ -145,7 +145,7 @@ class Recorder:
         prefilled = entry.total_tokens - fed.count(1)
         row = (start, running, waiting, len(fed), entry.total_tokens, prefilled, entry.memory_blocked)
         self.steps.add(row, slots, end)
-        sampled = [seq for seq in entry.seqs if len(seq.output)]
+        sampled = [seq for seq in entry.seqs if seq.computed == len(seq.request.prompt)]
         if len(self._waiting) > 1:
             service: defaultdict[tuple[str, bool], int] = defaultdict(int)
             for seq in entry.new:

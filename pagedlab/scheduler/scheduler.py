@@ -505,7 +505,7 @@ class Scheduler:
             self._bring_back(plan, seq)
             return seq
         grant = self._admit(seq, parts)
-        plan.admitted.append(Admitted(seq.row, seq.request, seq.token_ids(), grant.table, grant.filled))
+        plan.admitted.append(Admitted(seq.row, seq.request, seq.token_ids(), list(grant.table), grant.filled))
         if grant.copies or grant.loads:
             plan.copies += [Copy(seq.row, *pair) for pair in grant.copies]
             plan.loads += [Load(seq.id, *load) for load in grant.loads]
@@ -558,7 +558,7 @@ class Scheduler:
             self._cohort.admitted(seq)
         for part in seq.feeding:
             grant = back.grants[part.key]
-            plan.admitted.append(Admitted(part.row, seq.request, part.token_ids(), grant.table, grant.filled))
+            plan.admitted.append(Admitted(part.row, seq.request, part.token_ids(), list(grant.table), grant.filled))
         plan.swapped_in += back.pairs
         moved = len(back.pairs)
         plan.returned.append(Return(seq.id, moved, moved * self._host_block_bytes, back.attached))

@@ -25,13 +25,17 @@ BLOCK = 4
 
 
 class Counted(SimulatedExecutor):
-    """How many steps were planned, and how many were not."""
+    """How many steps were planned, and how many were not: of prompts, and of those that decode."""
 
-    planned = coasted = 0
+    planned = entered = coasted = 0
 
     def execute(self, plan):
         self.planned += 1
         return super().execute(plan)
+
+    def enter(self, *args):
+        self.entered += 1
+        return super().enter(*args)
 
     def coast(self, *args):
         steps = super().coast(*args)
@@ -108,7 +112,7 @@ def test_skipping_is_the_same_as_planning_every_step(rows, chosen, **choices):
     for a, b in zip(stepped, skipped, strict=True):
         assert a == b  # the times to the last bit
     assert of_stepped == of_skipped
-    assert executor.planned + executor.coasted == of_skipped["steps"]
+    assert executor.planned + executor.entered + executor.coasted == of_skipped["steps"]
     assert all(seq.status in (Status.FINISHED, Status.REFUSED) for seq in recorder.sequences)
 
 
