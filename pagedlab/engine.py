@@ -107,7 +107,12 @@ class Engine:
 
     def _step(self, now: float) -> None:
         """A step as it is planned."""
-        scheduler, executor, recorder, allocator = self.scheduler, self.executor, self.recorder, self.scheduler.allocator
+        scheduler, executor, recorder, allocator = (
+            self.scheduler,
+            self.executor,
+            self.recorder,
+            self.scheduler.allocator,
+        )
         plan = scheduler.schedule(now)
         slots, counts, host_blocks = allocator.split(), allocator.cache_counts(), allocator.host_blocks
         if recorder.block_map is not None:
@@ -138,10 +143,13 @@ class Engine:
         if ended:
             self._ended(ended)
 
-    def _coast(self, now: float, together: Together, grown: Iterator[int], until: float, through: bool, horizon: float) -> None:
+    def _coast(
+        self, now: float, together: Together, grown: Iterator[int], until: float, through: bool, horizon: float
+    ) -> None:
         """Several steps at once, between which there is nothing to decide: what each of them changes is known."""
         scheduler, allocator, count = self.scheduler, self.scheduler.allocator, together.count
-        waiting, blocked, counts, host_blocks = scheduler.num_waiting, scheduler.memory_blocked, (), 0
+        waiting, blocked = scheduler.num_waiting, scheduler.memory_blocked
+        counts, host_blocks = (), 0
         if not self._plain:
             counts, host_blocks = allocator.cache_counts(), allocator.host_blocks
         steps = self.executor.coast(together, grown, min(until, self.arrivals.next_s, horizon), through)

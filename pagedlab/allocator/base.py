@@ -62,9 +62,10 @@ class Sharing(NamedTuple):
 
 @dataclass(slots=True)
 class Grant:
-    """What a sequence gets at its admission: blocks, which become its table, and the slots promised in them. filled: slots that hold its tokens
-    already, from a prefix cache. shared: slots among them that others hold as well. copies: (source, destination)
-    blocks to be copied before it writes. loads: (tier, blocks) to be brought up before it goes on."""
+    """What a sequence gets at its admission: blocks, which become its table, and the slots promised in them. filled:
+    slots that hold its tokens already, from a prefix cache. shared: slots among them that others hold as well. copies:
+    (source, destination) blocks to be copied before it writes. loads: (tier, blocks) to be brought up before it goes
+    on."""
 
     table: list[int]
     promised: int

@@ -58,8 +58,8 @@ class Executor(ABC):
         raise InvariantError(f"executor {type(self).__name__} foretells no token, so each of its steps is planned")
 
     def enter(self, entry: Entry) -> tuple[float, list[Sequence]]:
-        """Run a step that nobody planned, of prompts: its seconds, and who ends with the token that it gets. Only for an
-        executor that foretells its tokens."""
+        """Run a step that nobody planned, of prompts: its seconds, and who ends with the token that it gets. Only for
+        an executor that foretells its tokens."""
         raise InvariantError(f"executor {type(self).__name__} foretells no token, so each of its steps is planned")
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+
 from pagedlab.core.errors import EngineStalled
 from pagedlab.core.request import Sequence
 from pagedlab.core.wakeup import never

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+
 from pagedlab.core.request import Sequence
 from pagedlab.core.wakeup import never
 from pagedlab.preemption.base import PREEMPTIONS, Preemption, Taken

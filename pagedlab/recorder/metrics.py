@@ -76,15 +76,17 @@ def durations(recorder: Recorder) -> np.ndarray:
 
 
 class Columns:
-    """What is asked of each of these sequences, [sequences], seconds NaN where there are none. In one walk: to look at a
-    sequence again takes longer than to compute with what it said."""
+    """What is asked of each of these sequences, [sequences], seconds NaN where there are none. In one walk: to look at
+    a sequence again takes longer than to compute with what it said."""
 
     def __init__(self, seqs: Seq[Sequence]):
         rows, pack = bytearray(), Struct("11d").pack
         for seq in seqs:
             request, times = seq.request, seq.token_s
             count, finish = len(times), seq.finish_s
-            first, last = (nan, nan) if not count else times.ends() if isinstance(times, Stamps) else (times[0], times[-1])
+            first, last = (
+                (nan, nan) if not count else times.ends() if isinstance(times, Stamps) else (times[0], times[-1])
+            )
             rows += pack(
                 request.arrival_s,
                 first,

@@ -57,7 +57,7 @@ COLUMNS = tuple(
 )
 # What every record tells of its first step. `advance`: where nobody planned its steps, the tokens that each of them
 # fills; the slots are then those before the first. Else 0.
-_OFTEN = ("start_s", "running", "waiting", "batch", "tokens", "prefill_tokens", "memory_blocked")
+_OFTEN: tuple[str, ...] = ("start_s", "running", "waiting", "batch", "tokens", "prefill_tokens", "memory_blocked")
 _OFTEN += (*(name for name in COLUMNS if name.startswith("usage.")), "sharing.mapped", "sharing.saved", "advance")
 _SELDOM = tuple(name for name in COLUMNS if name not in (*_OFTEN, "end_s"))  # of most records 0, or NaN
 _PLACES = {name: place for names in (_OFTEN, _SELDOM) for place, name in enumerate(names)}
@@ -68,8 +68,8 @@ _GROWING = ("usage.tokens", "usage.reserved", "usage.block_tail", "usage.free", 
 _SECONDS = ("start_s", "copy_s", "swap_out_s", "swap_in_s", "load_s", "store_s", "admission_estimate")
 
 
-# Of steps that nobody planned, in which the same sequences decode: the row of `Timeline.add` with their batch, the slots
-# as they were before, how many steps, and who finished in the last.
+# Of steps that nobody planned, in which the same sequences decode: the row of `Timeline.add` with their batch, the
+# slots as they were before, how many steps, and who finished in the last.
 Piece = tuple[tuple[float, ...], tuple[int, ...], int, list[Served]]
 
 

@@ -271,7 +271,7 @@ class Scheduler:
             return None  # also where some come back
         if (self._wakeups and self._wakeup(now) <= now) or not (cohort.apart or len(self.order)):
             return None
-        if cohort.apart and any([seq.to_compute == 1 for seq in cohort.apart.values()]):
+        if cohort.apart and any(seq.to_compute == 1 for seq in cohort.apart.values()):
             return None
         self.order.time(now)
         entry = Entry()

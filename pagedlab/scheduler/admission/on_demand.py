@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+
 from pagedlab.allocator.base import Allocator
 from pagedlab.core.request import Sequence
 from pagedlab.core.wakeup import never

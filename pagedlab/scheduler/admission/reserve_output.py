@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+
 from pagedlab.core.request import Sequence
 from pagedlab.core.wakeup import never
 from pagedlab.scheduler.admission.base import ADMISSIONS, Admission

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+
 from pagedlab.core.plan import Entry, Plan
 from pagedlab.core.request import Sequence
 from pagedlab.core.wakeup import never
