@@ -33,7 +33,7 @@ def serve(
     engine = Engine(scheduler, executor, recorder, arrivals, arrivals.ended, audit_every)
     executor.clock.start()
     try:
-        while scheduler.running or engine.busy:
+        while engine.busy:
             if stop_requested():
                 return False
             engine.turn()
@@ -62,6 +62,7 @@ class Engine:
         self.arrivals = arrivals
         self._ended = ended
         self._audit_every = audit_every
+        # Whether a step has only what all have: no cache to be counted, no blocks on the host.
         self._plain = not scheduler.allocator.caches and scheduler.allocator.host is None
         self._barren = 0  # steps since a token was finished
         self._patience = patience(scheduler)
@@ -69,7 +70,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether there is anything to do, now or later."""
-        return bool(self.scheduler.running) or self.scheduler.has_work or bool(self.arrivals)
+        return self.scheduler.has_work or bool(self.arrivals)
 
     @property
     def next_s(self) -> float:
@@ -107,13 +108,8 @@ class Engine:
 
     def _step(self, now: float) -> None:
         """A step as it is planned."""
-        scheduler, executor, recorder, allocator = (
-            self.scheduler,
-            self.executor,
-            self.recorder,
-            self.scheduler.allocator,
-        )
-        plan = scheduler.schedule(now)
+        scheduler, executor, recorder = self.scheduler, self.executor, self.recorder
+        plan, allocator = scheduler.schedule(now), scheduler.allocator
         slots, counts, host_blocks = allocator.split(), allocator.cache_counts(), allocator.host_blocks
         if recorder.block_map is not None:
             recorder.block_map.see(now, len(recorder.steps), allocator)
@@ -149,7 +145,8 @@ class Engine:
         """Several steps at once, between which there is nothing to decide: what each of them changes is known."""
         scheduler, allocator, count = self.scheduler, self.scheduler.allocator, together.count
         waiting, blocked = scheduler.num_waiting, scheduler.memory_blocked
-        counts, host_blocks = (), 0
+        counts: tuple[int, ...] = ()
+        host_blocks = 0
         if not self._plain:
             counts, host_blocks = allocator.cache_counts(), allocator.host_blocks
         steps = self.executor.coast(together, grown, min(until, self.arrivals.next_s, horizon), through)
