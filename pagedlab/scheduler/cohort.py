@@ -176,7 +176,6 @@ class Cohort:
                 self._asking.pop(seq.id, None)
             member = self._members.pop(seq.id)
             self._settle(member, steps)
-            self._left(member)
         return looked_at
 
     def settle(self) -> None:
@@ -238,9 +237,6 @@ class Cohort:
         """The member has so many blocks, and as many tokens in them before the next step."""
         left = blocks * self._allocator.pool.block_size - computed
         self._full.setdefault(len(self._times) + left, []).append(member)
-
-    def _left(self, member: _Member) -> None:
-        """It is no member any more: its place in the calendar is passed over when its step comes."""
 
     def _forget_growth(self) -> None:
         self._full.clear()

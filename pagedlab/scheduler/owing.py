@@ -56,9 +56,14 @@ class OwingCohort(Cohort):
             member.due = (len(self._times) + blocks * self._size - computed) % self._size
             self._due[member.due] += 1
 
-    def _left(self, member: _Member) -> None:
-        if member.due >= 0:
-            self._due[member.due] -= 1
+    def left(self, ended: list[Sequence], steps: int) -> list[Sequence]:
+        """As no cache wants to know of anybody else."""
+        for seq in ended:
+            member = self._members.pop(seq.id)
+            self._settle(member, steps)
+            if member.due >= 0:
+                self._due[member.due] -= 1
+        return sorted(ended, key=self._rank) if len(ended) > 1 else ended
 
     def _forget_growth(self) -> None:
         self._due = [0] * self._size

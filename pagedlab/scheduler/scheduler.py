@@ -342,7 +342,7 @@ class Scheduler:
         if self._cohort is None:
             raise InvariantError("steps were taken together by nobody")
         looked_at = self._cohort.left(ended, steps)
-        return self._advanced(looked_at, ended, now) if looked_at else []
+        return self._advanced(looked_at, ended, now) if looked_at else looked_at
 
     def _finish(self, seq: Sequence, reason: str, now: float) -> None:
         """A request of a single output has ended."""
