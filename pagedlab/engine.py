@@ -89,7 +89,7 @@ class Engine:
             recorder.submitted(seq)
             if seq.refusal:
                 self._ended([seq])
-        if not scheduler.has_work:
+        if not scheduler.running and not scheduler.has_work:
             if arrivals:
                 end = clock.wait_until(arrivals.next_s)
                 recorder.idle(now, end, scheduler.allocator.split(), scheduler.allocator.cache_counts())
