@@ -7,11 +7,11 @@ from math import inf
 
 from pagedlab.core.arrivals import Arrivals
 from pagedlab.core.errors import EngineStalled
-from pagedlab.core.plan import Outcome, Plan, Together
+from pagedlab.core.plan import Entry, Outcome, Plan, Together
 from pagedlab.core.request import Request, Sequence
 from pagedlab.executor.base import Executor
 from pagedlab.recorder.recorder import Recorder
-from pagedlab.recorder.timeline import Step
+from pagedlab.recorder.timeline import Piece
 from pagedlab.scheduler.scheduler import Scheduler
 
 
@@ -62,7 +62,10 @@ class Engine:
         self.arrivals = arrivals
         self._ended = ended
         self._audit_every = audit_every
-        self._patience = _Patience(scheduler)
+        # Whether a step has only what all have: no cache to be counted, no blocks on the host.
+        self._plain = not scheduler.allocator.caches and scheduler.allocator.host is None
+        self._barren = 0  # steps since a token was finished
+        self._patience = patience(scheduler)
 
     @property
     def busy(self) -> bool:
@@ -86,51 +89,89 @@ class Engine:
             recorder.submitted(seq)
             if seq.refusal:
                 self._ended([seq])
-        if not scheduler.has_work:
+        if not scheduler.running and not scheduler.has_work:
             if arrivals:
                 end = clock.wait_until(arrivals.next_s)
-                recorder.idle(now, end, scheduler.allocator.usage(), scheduler.allocator.sharing())
+                recorder.idle(now, end, scheduler.allocator.split(), scheduler.allocator.cache_counts())
             return
         coasting = scheduler.coasting(now)
         if coasting is not None:
             self._coast(now, *coasting, horizon)
-            self._patience.saw(True)
             return
-        plan, allocator = scheduler.schedule(now), scheduler.allocator
-        usage, sharing, host_blocks = allocator.usage(), allocator.sharing(), allocator.host_blocks
-        if recorder.block_map is not None:
-            recorder.block_map.see(now, len(recorder.steps), allocator)
-        if not plan.num_sequences:
-            raise EngineStalled(f"nothing can run: {self._patience.dump()}")
-        outcome = executor.execute(plan)
-        end = clock.advance(outcome.seconds)
-        progress = _progress(plan, outcome)
-        waiting, running = scheduler.num_waiting, scheduler.num_running
-        finished = scheduler.commit(plan, outcome, end)
-        recorder.step(now, end, plan, outcome, usage, sharing, running, waiting, finished, host_blocks)
-        if finished:
-            self._ended(finished)
-        self._patience.saw(progress)
+        entry = scheduler.entering(now)
+        if entry is not None:
+            self._enter(now, entry)
+        else:
+            self._step(now)
         if self._audit_every and len(recorder.steps) % self._audit_every == 0:
             scheduler.audit()
 
-    def _coast(self, now: float, together: Together, grown: Iterator[int], until: float, horizon: float) -> None:
-        """Several steps at once, between which there is nothing to decide: what each of them changes is the same, and
-        known."""
-        scheduler, allocator, count = self.scheduler, self.scheduler.allocator, together.count
-        waiting, running, blocked = scheduler.num_waiting, scheduler.num_running, scheduler.memory_blocked
-        steps = self.executor.coast(together, grown, min(until, self.arrivals.next_s, horizon))
-        ends, begun = steps.ends, now
-        allocator.fill(count, steps.grown[0])
-        usage, sharing, on_host = allocator.usage(), allocator.sharing(), allocator.host_blocks
-        first = Step(now, ends[0], running, waiting, count, count, 0, usage, blocked, sharing, host_blocks=on_host)
-        if len(ends) > 1:
-            allocator.fill(count * (len(ends) - 1), sum(steps.grown) - steps.grown[0])
-            begun = ends[-2]
-        finished = scheduler.coasted(steps, begun)
-        self.recorder.coasted(first, steps, together, allocator.pool.block_size, bool(allocator.grows), finished)
+    def _step(self, now: float) -> None:
+        """A step as it is planned."""
+        scheduler, executor, recorder = self.scheduler, self.executor, self.recorder
+        plan, allocator = scheduler.schedule(now), scheduler.allocator
+        slots, counts, host_blocks = allocator.split(), allocator.cache_counts(), allocator.host_blocks
+        if recorder.block_map is not None:
+            recorder.block_map.see(now, len(recorder.steps), allocator)
+        if not plan.num_sequences:
+            raise EngineStalled(f"nothing can run: {self._dump()}")
+        outcome = executor.execute(plan)
+        end = executor.clock.advance(outcome.seconds)
+        progress = _progress(plan, outcome)
+        waiting, running = scheduler.num_waiting, scheduler.num_running
+        finished = scheduler.commit(plan, outcome, end)
+        recorder.step(now, end, plan, outcome, slots, counts, running, waiting, finished, host_blocks)
         if finished:
             self._ended(finished)
+        self._barren = 0 if progress else self._barren + 1
+        if self._barren > self._patience:
+            raise EngineStalled(f"no token finished in {self._barren} steps: {self._dump()}")
+
+    def _enter(self, now: float, entry: Entry) -> None:
+        """A step of prompts, which nobody has to plan."""
+        scheduler, executor = self.scheduler, self.executor
+        slots, running, waiting = scheduler.allocator.split(), scheduler.num_running, scheduler.num_waiting
+        seconds, ended = executor.enter(entry)
+        end = executor.clock.advance(seconds)
+        scheduler.entered(entry, ended, end)
+        self.recorder.entered(now, end, entry, slots, running, waiting, ended)
+        self._barren = 0
+        if ended:
+            self._ended(ended)
+
+    def _coast(
+        self, now: float, together: Together, grown: Iterator[int], until: float, through: bool, horizon: float
+    ) -> None:
+        """Several steps at once, between which there is nothing to decide: what each of them changes is known."""
+        scheduler, allocator, count = self.scheduler, self.scheduler.allocator, together.count
+        waiting, blocked = scheduler.num_waiting, scheduler.memory_blocked
+        counts: tuple[int, ...] = ()
+        host_blocks = 0
+        if not self._plain:
+            counts, host_blocks = allocator.cache_counts(), allocator.host_blocks
+        steps = self.executor.coast(together, grown, min(until, self.arrivals.next_s, horizon), through)
+        ends, start, taken, running = steps.ends, now, 0, scheduler.num_running
+        before = scheduler.coasted(ends, ends[-2] if len(ends) > 1 else now)
+        pieces, everybody = list[Piece](), list[Sequence]()
+        for upto, ended in steps.pieces:
+            row = (start, running, waiting, count, count, 0, blocked)
+            slots, start = allocator.split(), ends[upto - 1]
+            allocator.fill(count * (upto - taken), steps.grown[upto - 1])
+            finished = scheduler.left(ended, before + upto, start)
+            pieces.append((row, slots, upto - taken, finished))
+            everybody += finished
+            count, running, taken = count - len(finished), running - len(finished), upto
+        size, promises = allocator.pool.block_size, bool(allocator.grows)
+        self.recorder.coasted(pieces, counts, host_blocks, steps, together, size, promises)
+        self._barren = 0
+        if everybody:
+            self._ended(everybody)
+
+    def _dump(self) -> str:
+        s = self.scheduler
+        s.settle()
+        running = [(seq.id, seq.computed, seq.num_tokens, seq.preemptions) for seq in s.running[:8]]
+        return f"{s.num_waiting} waiting, {s.allocator.usage()}, running (id, computed, tokens, preemptions) {running}"
 
 
 def _progress(plan: Plan, outcome: Outcome) -> bool:
@@ -143,28 +184,14 @@ def _progress(plan: Plan, outcome: Outcome) -> bool:
     return False
 
 
-class _Patience:
-    """Ends a run that goes in circles: a thrash of preemptions finishes no token, and would never end by itself.
+def patience(scheduler: Scheduler) -> int:
+    """In how many steps a healthy engine finishes a token: more of them go in circles, a thrash of preemptions that
+    would never end by itself.
 
-    A healthy engine feeds its longest prompt in max_model_len / token limit steps and then samples, a preempted request
-    of several outputs all that these hold, at most the pool; the 2N steps on top are generous.
+    Its longest prompt takes max_model_len / token limit steps before it samples, a preempted request of several outputs
+    all that these hold, at most the pool; the 2N steps on top are generous.
     """
-
-    def __init__(self, scheduler: Scheduler):
-        self._scheduler = scheduler
-        allocator = scheduler.allocator
-        slots = allocator.pool.num_blocks * allocator.pool.block_size
-        most_fed = max(allocator.max_model_len, slots)
-        self._limit = 2 * allocator.pool.num_blocks + most_fed // scheduler.batching.max_tokens + 1
-        self._barren = 0
-
-    def saw(self, sampled: bool) -> None:
-        self._barren = 0 if sampled else self._barren + 1
-        if self._barren > self._limit:
-            raise EngineStalled(f"no token finished in {self._barren} steps: {self.dump()}")
-
-    def dump(self) -> str:
-        s = self._scheduler
-        s.settle()
-        running = [(seq.id, seq.computed, seq.num_tokens, seq.preemptions) for seq in s.running[:8]]
-        return f"{s.num_waiting} waiting, {s.allocator.usage()}, running (id, computed, tokens, preemptions) {running}"
+    allocator = scheduler.allocator
+    slots = allocator.pool.num_blocks * allocator.pool.block_size
+    most_fed = max(allocator.max_model_len, slots)
+    return 2 * allocator.pool.num_blocks + most_fed // scheduler.batching.max_tokens + 1

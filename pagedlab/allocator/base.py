@@ -62,9 +62,10 @@ class Sharing(NamedTuple):
 
 @dataclass(slots=True)
 class Grant:
-    """What a sequence gets at its admission: blocks and the slots promised in them. filled: slots that hold its tokens
-    already, from a prefix cache. shared: slots among them that others hold as well. copies: (source, destination)
-    blocks to be copied before it writes. loads: (tier, blocks) to be brought up before it goes on."""
+    """What a sequence gets at its admission: blocks, which become its table, and the slots promised in them. filled:
+    slots that hold its tokens already, from a prefix cache. shared: slots among them that others hold as well. copies:
+    (source, destination) blocks to be copied before it writes. loads: (tier, blocks) to be brought up before it goes
+    on."""
 
     table: list[int]
     promised: int
@@ -173,18 +174,20 @@ class Allocator(ABC):
 
     def admit(self, seq: Sequence) -> Grant:
         """Give a sequence its first blocks: room for every token known so far, at least."""
-        if seq.key in self.holdings:
-            raise InvariantError(f"sequence {seq.key} is admitted twice")
+        key = seq.key
+        if key in self.holdings:
+            raise InvariantError(f"sequence {key} is admitted twice")
         grants = self._blocks_at_admission(seq)
         self._enter(grants)
-        return grants[seq.key]
+        return grants[key]
 
     def _enter(self, grants: dict[Key, Grant]) -> None:
         for key, grant in grants.items():
             # `entered` is what it may come to waste: what it shares it did not ask for.
-            self.holdings[key] = Holding(list(grant.table), grant.promised, grant.promised, grant.filled)
-            self._table_entries += len(grant.table)
-            self._promised += grant.promised - grant.shared
+            table, promised = grant.table, grant.promised
+            self.holdings[key] = Holding(table, promised, promised, grant.filled)
+            self._table_entries += len(table)
+            self._promised += promised - grant.shared
             self._tokens += grant.filled - grant.shared
 
     def swap_out(self, request: Sequence, copied: Mapping[int, int]) -> list[tuple[int, int]] | None:
@@ -293,6 +296,8 @@ class Allocator(ABC):
         that they come to hold for it, where `grows`. The sums alone: `catch_up` brings their holdings up to date when
         they are next looked at, and decides which blocks these are."""
         self._tokens += count
+        if self.grows:  # nothing was promised beyond the tokens known
+            self._promised += count
         if owed:
             self.pool.owe(owed)
             self._table_entries += owed
@@ -303,9 +308,10 @@ class Allocator(ABC):
         holding.tokens = num_tokens
         if num_tokens > holding.promised:
             holding.promised = num_tokens
-            owed = blocks_for(num_tokens, self.pool.block_size) - len(holding.table)
+            table, pool = holding.table, self.pool
+            owed = -(-num_tokens // pool.block_size) - len(table)
             if owed:
-                holding.table += self.pool.settle(owed)
+                table += pool.settle(owed)
 
     def release(self, key: Key) -> int:
         """Take back all that a sequence holds; returns how many blocks became free. Nothing held: 0, no error."""
@@ -347,15 +353,22 @@ class Allocator(ABC):
 
     def sharing(self) -> Sharing:
         """What sharing saves now: O(1)."""
-        entries = self._table_entries
-        return Sharing(entries, entries - self.pool.num_held)
+        return Sharing(*self.split()[5:], *self.cache_counts())
 
     def usage(self) -> Usage:
         """The split of every slot now, from running sums: O(1)."""
-        pool, tokens, promised = self.pool, self._tokens, self._promised
+        return Usage(*self.split()[:5])
+
+    def split(self) -> tuple[int, int, int, int, int, int, int]:
+        """The numbers of `usage`, then mapped and saved of `sharing`: what is asked for at every step."""
+        pool, tokens, promised, entries = self.pool, self._tokens, self._promised, self._table_entries
         size, free, idle = pool.block_size, pool.num_free, pool.num_idle
-        held = (pool.num_blocks - free - idle) * size
-        return Usage(tokens, promised - tokens, held - promised, idle * size, free * size)
+        held = pool.num_blocks - free - idle
+        return tokens, promised - tokens, held * size - promised, idle * size, free * size, entries, entries - held
+
+    def cache_counts(self) -> tuple[int, ...]:
+        """The rest of `sharing`; () where nothing is cached."""
+        return ()
 
     def audit(self) -> None:
         """Check every invariant from scratch; InvariantError names the first that does not hold."""

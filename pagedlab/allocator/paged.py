@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from pagedlab.allocator.base import ALLOCATORS, Allocator, Grant, Holding, Restored, Sharing, blocks_for
+from pagedlab.allocator.base import ALLOCATORS, Allocator, Grant, Holding, Restored, blocks_for
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.allocator.prefixes import Prefixes
 from pagedlab.core.errors import InvariantError, OutOfBlocks
@@ -44,7 +44,7 @@ class PagedAllocator(Allocator):
         return shared + request.width * (blocks_for(request.max_slots, self.pool.block_size) - shared)
 
     def can_admit(self, seq: Sequence, keep_free: int = 0) -> bool:
-        if self.is_swapped(seq):
+        if self.host is not None and self.is_swapped(seq):
             return self._blocks_to_return(seq) + keep_free <= self.pool.num_available
         if self.prefixes is None:
             return self._blocks_to_begin(seq) + keep_free <= self.pool.num_available
@@ -62,10 +62,6 @@ class PagedAllocator(Allocator):
     @property
     def caches(self) -> bool:
         return self.prefixes is not None
-
-    def fill(self, count: int, owed: int = 0) -> None:
-        super().fill(count, owed)
-        self._promised += count  # nothing was promised beyond the tokens known
 
     def _blocks_to_return(self, request: Sequence) -> int:
         """How many of the available blocks it takes to restore a request and to feed all that it knows."""
@@ -138,9 +134,9 @@ class PagedAllocator(Allocator):
             raise
 
     def cached_tokens(self, seq: Sequence) -> int:
-        if self.is_swapped(seq):
+        if self.prefixes is None or self.is_swapped(seq):
             return 0
-        return self.prefixes.match(seq).num_tokens(self.pool.block_size) if self.prefixes is not None else 0
+        return self.prefixes.match(seq).num_tokens(self.pool.block_size)
 
     def _blocks_to_begin(self, seq: Sequence) -> int:
         """For every token known so far: of branches that have generated something, theirs as well, since they have to
@@ -152,11 +148,11 @@ class PagedAllocator(Allocator):
         return shared + sum(blocks_for(part.num_tokens, size) - shared for part in seq.parts)
 
     def _blocks_at_admission(self, seq: Sequence) -> dict[Key, Grant]:
-        size = self.pool.block_size
-        blocks = blocks_for(seq.num_tokens, size)
+        size, tokens = self.pool.block_size, seq.num_tokens
+        blocks = blocks_for(tokens, size)
         prefixes = self.prefixes
         if prefixes is None:
-            return {seq.key: Grant(self.pool.allocate(blocks), seq.num_tokens)}
+            return {seq.key: Grant(self.pool.allocate(blocks), tokens)}
         match = self._affordable(prefixes, seq, blocks)
         if match is None:
             raise OutOfBlocks(f"{blocks} blocks asked, {self.pool.num_available} free or evictable")
@@ -166,7 +162,7 @@ class PagedAllocator(Allocator):
             table += self.pool.allocate(blocks - len(table))
         copies = [(match.partial.block, table[len(match.nodes)])] if match.partial else []
         loads = list(Counter(match.below).items())
-        return {seq.key: Grant(table, seq.num_tokens, match.num_tokens(size), shared, copies, loads)}
+        return {seq.key: Grant(table, tokens, match.num_tokens(size), shared, copies, loads)}
 
     def time(self, now_s: float) -> None:
         if self.prefixes is not None:
@@ -175,13 +171,11 @@ class PagedAllocator(Allocator):
     def stored(self) -> list[tuple[str, int]]:
         return self.prefixes.tiers.stored() if self.prefixes is not None else []
 
-    def sharing(self) -> Sharing:
-        shared = super().sharing()
+    def cache_counts(self) -> tuple[int, ...]:
         if self.prefixes is None:
-            return shared
+            return ()
         c = self.prefixes.counts
-        counts = (c.queried, c.hit, c.lost, c.copied, c.evictions, c.regretted, c.below["host"], c.below["disk"])
-        return Sharing(shared.mapped, shared.saved, *counts)
+        return c.queried, c.hit, c.lost, c.copied, c.evictions, c.regretted, c.below["host"], c.below["disk"]
 
     def computed(self, seq: Sequence) -> bool:
         if self.prefixes is None or seq.key not in self.holdings:

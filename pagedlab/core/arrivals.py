@@ -32,7 +32,11 @@ class Arrivals:
 
     def pop(self) -> Request:
         known, following = self._known, self._following
-        if not following or (known and (known[0].arrival_s, known[0].id) < following[0][:2]):
+        if not following:
+            request = known.popleft()
+            self.next_s = known[0].arrival_s if known else inf
+            return request
+        if known and (known[0].arrival_s, known[0].id) < following[0][:2]:
             request = known.popleft()
         else:
             request = heappop(following)[2]

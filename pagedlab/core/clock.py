@@ -66,5 +66,6 @@ class VirtualClock:
         return self._now
 
     def wait_until(self, when: float) -> float:
-        self._now = max(self._now, when)
+        if when > self._now:
+            self._now = when
         return self._now

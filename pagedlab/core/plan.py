@@ -100,13 +100,15 @@ class Together:
 
     count: of them, each feeds one token in this step; 0: none of them runs. joined: those that came to them since the
     plan before. dissolved: before that, all who were among them went back to run on their own. owed: blocks that their
-    tables grow by in this step and that nobody has numbered yet.
+    tables grow by in this step and that nobody has numbered yet. ended: where they coast, who has ended meanwhile: the
+    executor says so before it asks for the growth in the next step.
     """
 
     count: int
     joined: list[Sequence]
     dissolved: bool
     owed: int = 0
+    ended: list[Sequence] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -152,6 +154,11 @@ class Plan:
     def num_sequences(self) -> int:
         """How many sequences run in this step."""
         return len(self.batch) + (self.together.count if self.together else 0)
+
+    @property
+    def moves(self) -> bool:
+        """Whether blocks are moved before the step."""
+        return bool(self.copies or self.swapped_out or self.swapped_in or self.loads or self.stores)
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
         self.batch.append(seq)
@@ -213,12 +220,31 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Coasted:
-    """Steps that those who advance together took with nothing between them.
+class Entry:
+    """A step that feeds prompts and nothing else, of requests of one output: all that such a plan would say.
 
-    ends: when each step ended. grown: blocks that their tables grew by in each. ended: who ended in the last one.
+    num_tokens[i]: of the prompt of seqs[i]; they sum to total_tokens. new: of these, those that enter the batch, to
+    which so many blocks were given. together: as in Plan, none of them runs. memory_blocked: as in Plan.
+    """
+
+    seqs: list[Sequence] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    total_tokens: int = 0
+    new: list[Sequence] = field(default_factory=list)
+    blocks: int = 0
+    together: Together | None = None
+    memory_blocked: bool = False
+
+
+@dataclass(slots=True)
+class Coasted:
+    """Steps that those who advance together took with nothing to decide between them.
+
+    ends: when each step ended. pieces: (steps taken by then, who ended in the last of them), in order, up to all of
+    them: within a piece the same sequences run. grown: blocks that their tables have grown by after each step, since
+    its piece began.
     """
 
     ends: list[float]
     grown: list[int]
-    ended: list[Sequence]
+    pieces: list[tuple[int, list[Sequence]]]

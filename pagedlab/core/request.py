@@ -98,7 +98,8 @@ class Request:
     @property
     def width(self) -> int:
         """Sequences that run side by side to serve it."""
-        return self.sampling.width
+        s = self.sampling
+        return s.beam_width if s.beam_width > 1 else s.best_of or s.n
 
 
 class FollowUp(Protocol):

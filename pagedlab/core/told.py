@@ -53,27 +53,26 @@ class _Growing:
 class Told(_Growing):
     """The first tokens of an output that is foretold: how many.
 
-    foretold: (start, stop) -> the tokens from start to stop. An appended token is not held: it is the one foretold.
+    foretold: (whose, start, stop) -> its tokens from start to stop. An appended token is not held: it is the one
+    foretold.
     """
 
-    __slots__ = ("_foretold", "_length")
+    __slots__ = ("_foretold", "_whose", "length")
 
-    def __init__(self, foretold: Callable[[int, int], list[int]], length: int):
+    def __init__(self, foretold: Callable[[Any, int, int], list[int]], whose: Any, length: int):
         self._foretold = foretold
-        self._length = length
+        self._whose = whose
+        self.length = length
 
     def append(self, token: int) -> None:
-        self._length += 1
-
-    def more(self, count: int) -> None:
-        self._length += count
+        self.length += 1
 
     def array(self) -> np.ndarray:
         """int32 [len]"""
-        return np.array(self._foretold(0, self._length), dtype=np.int32)
+        return np.array(self._foretold(self._whose, 0, self.length), dtype=np.int32)
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     @overload
     def __getitem__(self, index: int) -> int: ...
@@ -83,10 +82,10 @@ class Told(_Growing):
 
     def __getitem__(self, index: int | slice) -> int | list[int]:
         if isinstance(index, slice):
-            start, stop, step = index.indices(self._length)
-            return self._foretold(start, max(start, stop))[::step] if step > 0 else list(self)[index]
-        place = range(self._length)[index]
-        return self._foretold(place, place + 1)[0]
+            start, stop, step = index.indices(self.length)
+            return self._foretold(self._whose, start, max(start, stop))[::step] if step > 0 else list(self)[index]
+        place = range(self.length)[index]
+        return self._foretold(self._whose, place, place + 1)[0]
 
 
 class Stamps(_Growing):
@@ -115,6 +114,14 @@ class Stamps(_Growing):
         else:
             self.parts.append((start, stop))
         self._length += stop - start
+
+    def ends(self) -> tuple[float, float]:
+        """The first and the last of them; there is one at least."""
+        first, last = self.parts[0], self.parts[-1]
+        return (
+            first if isinstance(first, float) else self.shared[first[0]],
+            last if isinstance(last, float) else self.shared[last[1] - 1],
+        )
 
     def array(self) -> np.ndarray:
         """float64 [len]"""

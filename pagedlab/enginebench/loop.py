@@ -42,13 +42,13 @@ def loop_costs(settings: Settings, batch: int, steps: int) -> dict[str, Any]:
         inputs.append(step.sampled_seqs, np.zeros(len(step.sampled_seqs), dtype=np.int32))
         marks.append(time.perf_counter())
         outcome = _sampled(plan.batch, step.sampled_seqs.tolist())
-        usage, sharing = scheduler.allocator.usage(), scheduler.allocator.sharing()
+        slots, counts = scheduler.allocator.split(), scheduler.allocator.cache_counts()
         running, waiting = scheduler.num_running, scheduler.num_waiting
         steady = step.num_decodes == batch
         marks.append(time.perf_counter())
         finished = scheduler.commit(plan, outcome, now + 1)
         marks.append(time.perf_counter())
-        recorder.step(now, now + 1, plan, outcome, usage, sharing, running, waiting, finished)
+        recorder.step(now, now + 1, plan, outcome, slots, counts, running, waiting, finished)
         marks.append(time.perf_counter())
         if steady and not finished:
             for name, begin in zip(parts, (0, 1, 3, 4), strict=True):

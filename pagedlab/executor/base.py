@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pagedlab.core.clock import Clock
 from pagedlab.core.errors import InvariantError
-from pagedlab.core.plan import Coasted, Outcome, Plan, Together
+from pagedlab.core.plan import Coasted, Entry, Outcome, Plan, Together
 from pagedlab.core.registry import Registry
 from pagedlab.core.request import Request, SamplingParams, Sequence
 from pagedlab.model.shape import ModelShape
@@ -50,10 +50,16 @@ class Executor(ABC):
     worth_loading: Callable[[int, int, Seq[str]], int] | None = None
     """For an executor that prices tiers: as `hardware.tiers.worth_loading` says, of its own cost model and tiers."""
 
-    def coast(self, together: Together, grown: Iterator[int], until: float) -> Coasted:
+    def coast(self, together: Together, grown: Iterator[int], until: float, through: bool) -> Coasted:
         """Run steps in which nobody but these runs, and move the clock: until one ends at `until` seconds or later, or
-        somebody ends in it, or no more is said of the blocks that their tables grow by (`grown`, for each step). Only
-        for an executor that foretells its tokens. One step at least is run."""
+        no more is said of the blocks that their tables grow by (`grown`, for each step), or somebody ends; `through`:
+        only if that is the last or asks again. Only for an executor that foretells its tokens. One step at least is
+        run."""
+        raise InvariantError(f"executor {type(self).__name__} foretells no token, so each of its steps is planned")
+
+    def enter(self, entry: Entry) -> tuple[float, list[Sequence]]:
+        """Run a step that nobody planned, of prompts: its seconds, and who ends with the token that it gets. Only for
+        an executor that foretells its tokens."""
         raise InvariantError(f"executor {type(self).__name__} foretells no token, so each of its steps is planned")
 
     @classmethod

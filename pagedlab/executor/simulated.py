@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
 from math import log
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import psutil
 from pagedlab.core.clock import VirtualClock
 from pagedlab.core.errors import ConfigError, InvariantError
 from pagedlab.core.mixing import mix, uniform
-from pagedlab.core.plan import Choice, Coasted, Load, Outcome, Plan, Together
+from pagedlab.core.plan import Choice, Coasted, Entry, Load, Outcome, Plan, Together
 from pagedlab.core.request import Request, Sequence
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason, num_candidates, output_limit
 from pagedlab.hardware.cost import CostModel, StepWork
@@ -103,40 +102,37 @@ class SimulatedExecutor(Executor):
         return tokens
 
     def execute(self, plan: Plan) -> Outcome:
-        batch, together = plan.batch, plan.together
-        work = StepWork(plan.total_tokens, len(batch), 0, 0, 0, len(plan.admitted))
+        batch, together, ring = plan.batch, plan.together, self._ring
         ended: list[Sequence] = []
+        count = slots = blocks = 0
         if together is not None:
-            ended = self._together.follow(together)
-            if together.count:
-                work.sequences += together.count
-                work.decodes = work.sampled = together.count
-                work.decode_slots = self._together.slots
-                work.blocks = together.owed
+            ended, count = self._together.follow(together), together.count
+            if count:
+                slots, blocks = self._together.slots, together.owed
         for new in plan.admitted:
-            work.blocks += len(new.block_ids)
+            blocks += len(new.block_ids)
         for growth in plan.grown:
-            work.blocks += len(growth.block_ids)
+            blocks += len(growth.block_ids)
+        work = StepWork(plan.total_tokens, len(batch) + count, count, slots, count, len(plan.admitted), blocks)
         tokens: list[int] = [-1] * len(batch)
         finish: list[str | None] = [None] * len(batch)
         choices: dict[int, list[Choice]] = {}
         size = self.cost.block_size
         for i, (seq, fed) in enumerate(zip(batch, plan.num_tokens, strict=True)):
-            if fed == 1:
-                work.decodes += 1
-                work.decode_slots += (seq.computed // size + 1) * size
-            else:
-                work.chunks.append((fed, seq.computed))
-            if fed == seq.to_compute:
-                work.sampled += 1
-                if seq.branches or seq.trunk is not None:
-                    choices[i] = self._choices(seq)
-                    tokens[i], finish[i] = choices[i][0].token, choices[i][0].finish
-                    continue
-                tokens[i] = self._ring[(mix(seq.request.sampling.seed) + len(seq.output)) % len(self._ring)]
-                finish[i] = finish_reason(seq, tokens[i], frozenset())
+            request, computed, known = seq.request, seq.computed, len(seq.output)
+            _feed(work, fed, computed, size)
+            if fed < len(request.prompt) + known - computed:
+                continue
+            work.sampled += 1
+            if seq.branches or seq.trunk is not None:
+                choices[i] = self._choices(seq)
+                tokens[i], finish[i] = choices[i][0].token, choices[i][0].finish
+                continue
+            tokens[i] = ring[(mix(request.sampling.seed) + known) % len(ring)]
+            if known + 1 >= output_limit(request):
+                finish[i] = "length"
         seconds = self.cost.step_s(work, self.overlap)
-        if not (plan.copies or plan.swapped_out or plan.swapped_in or plan.loads or plan.stores):
+        if not plan.moves:
             return Outcome(tokens, finish, seconds, choices, ended=ended)
         copy_s = self.cost.copy_s(len(plan.copies))
         out_s, in_s = self.cost.swap_out_s(len(plan.swapped_out)), self.cost.swap_in_s(len(plan.swapped_in))
@@ -156,19 +152,52 @@ class SimulatedExecutor(Executor):
         slowest = max([store_s(name, self._tiers[name], hardware, blocks * size) for name, blocks in stores])
         return slowest if self._stores == "first" else max(0.0, slowest - seconds)
 
-    def coast(self, together: Together, grown: Iterator[int], until: float) -> Coasted:
-        followed, now = self._together, self.clock.now()
+    def enter(self, entry: Entry) -> tuple[float, list[Sequence]]:
+        if entry.together is not None:
+            self._together.take_in(entry.together)
+        work = StepWork(entry.total_tokens, len(entry.seqs), 0, 0, 0, len(entry.new), entry.blocks)
+        ended, size = list[Sequence](), self.cost.block_size
+        for seq, fed in zip(entry.seqs, entry.num_tokens, strict=True):
+            request, computed = seq.request, seq.computed
+            _feed(work, fed, computed, size)
+            if computed + fed == len(request.prompt):
+                work.sampled += 1
+                if output_limit(request) <= 1:
+                    ended.append(seq)
+        return self.cost.step_s(work, self.overlap), ended
+
+    def coast(self, together: Together, grown: Iterator[int], until: float, through: bool) -> Coasted:
+        followed, now, count = self._together, self.clock.now(), together.count
         followed.take_in(together)
-        price, step = self.cost.of_decodes(together.count, self.overlap), followed.step
-        ends, taken = [], []
-        for blocks in islice(grown, min(followed.steps_left, _MOST_STEPS)):
-            now += price(step(), blocks)
+        ends, taken, pieces, grown_by = list[float](), list[int](), list[tuple[int, list[Sequence]]](), 0
+        price, next_end = self.cost.of_decodes(count, self.overlap), followed.next_end
+        steps, blocks, enter, size = followed.steps, followed.blocks, followed.enter, followed.size
+        for new in grown:
+            blocks += enter[steps % size]  # as `step`
+            steps += 1
+            now += price(blocks * size, new)
+            grown_by += new
             ends.append(now)
-            taken.append(blocks)
-            if now >= until:
+            taken.append(grown_by)
+            if steps == next_end:
+                followed.steps, followed.blocks = steps, blocks
+                ended = followed.ended()
+                pieces.append((len(ends), ended))
+                count -= len(ended)
+                blocks, grown_by = followed.blocks, 0
+                for seq in ended:
+                    through = through and seq.request.follow_up is None
+                if not through or not count:
+                    break
+                together.ended += ended
+                price, next_end = self.cost.of_decodes(count, self.overlap), followed.next_end
+            if now >= until or len(ends) == _MOST_STEPS:
                 break
+        followed.steps, followed.blocks = steps, blocks
+        if not pieces or pieces[-1][0] < len(ends):
+            pieces.append((len(ends), []))
         self.clock.wait_until(now)
-        return Coasted(ends, taken, followed.ended())
+        return Coasted(ends, taken, pieces)
 
     def _choices(self, seq: Sequence) -> list[Choice]:
         """Of a request of several outputs. What a beam search may go on with is less likely by a drawn step, from one
@@ -190,19 +219,28 @@ class SimulatedExecutor(Executor):
         return choices
 
 
+def _feed(work: StepWork, fed: int, computed: int, block_size: int) -> None:
+    """A sequence feeds so many tokens, behind those that it has computed."""
+    if fed == 1:
+        work.decodes += 1
+        work.decode_slots += (computed // block_size + 1) * block_size
+    else:
+        work.chunks.append((fed, computed))
+
+
 class _Followed:
     """The sequences that advance together. slots: their contexts in whole blocks, in the step followed last."""
 
     def __init__(self, block_size: int):
-        self._size = block_size
+        self.size = block_size
         self._forget()
 
     def _forget(self) -> None:
         self.slots = 0
-        self._steps = 0
-        self._blocks = 0  # of all their contexts
-        # A sequence enters a new block every `block_size` steps: how many do so at steps of each remainder.
-        self._enter = [0] * self._size
+        self.steps = 0
+        self.blocks = 0  # of all their contexts
+        # A sequence enters a new block every `size` steps: how many do so at steps of each remainder.
+        self.enter = [0] * self.size
         # (steps when it ends, id, its remainder, tokens in the cache less the steps taken then, the sequence).
         self._ends: list[tuple[int, int, int, int, Sequence]] = []
 
@@ -218,32 +256,32 @@ class _Followed:
         if together.dissolved:
             self._forget()
         for seq in together.joined:
-            enter = (self._steps - seq.computed) % self._size
-            self._enter[enter] += 1
-            self._blocks += -(-seq.computed // self._size)
-            ends = self._steps + output_limit(seq.request) - len(seq.output)
-            heapq.heappush(self._ends, (ends, seq.id, enter, seq.computed - self._steps, seq))
+            computed = seq.computed
+            enter = (self.steps - computed) % self.size
+            self.enter[enter] += 1
+            self.blocks += -(-computed // self.size)
+            ends = self.steps + output_limit(seq.request) - len(seq.output)
+            heapq.heappush(self._ends, (ends, seq.id, enter, computed - self.steps, seq))
         if together.count and together.count != len(self._ends):
             raise InvariantError(f"{together.count} sequences advance together, {len(self._ends)} are known")
 
-    def step(self) -> int:
-        """All run a step: their contexts in whole blocks, in slots."""
-        self._blocks += self._enter[self._steps % self._size]
-        self._steps += 1
-        self.slots = self._blocks * self._size
-        return self.slots
+    def step(self) -> None:
+        """All run a step."""
+        self.blocks += self.enter[self.steps % self.size]
+        self.steps += 1
+        self.slots = self.blocks * self.size
 
     @property
-    def steps_left(self) -> int:
-        """Until somebody ends, who runs in the last of them."""
-        return self._ends[0][0] - self._steps
+    def next_end(self) -> int:
+        """When somebody ends, who runs in the last of so many steps."""
+        return self._ends[0][0]
 
     def ended(self) -> list[Sequence]:
         """Those that ended in the last step, who are followed no longer."""
-        ended = []
-        while self._ends and self._ends[0][0] == self._steps:
-            _, _, enter, offset, seq = heapq.heappop(self._ends)
-            self._enter[enter] -= 1
-            self._blocks -= -(-(offset + self._steps) // self._size)
+        ended, ends = [], self._ends
+        while ends and ends[0][0] == self.steps:
+            _, _, enter, offset, seq = heapq.heappop(ends)
+            self.enter[enter] -= 1
+            self.blocks -= -(-(offset + self.steps) // self.size)
             ended.append(seq)
         return ended

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 
 from pagedlab.core.errors import EngineStalled
 from pagedlab.core.request import Sequence
+from pagedlab.core.wakeup import never
 from pagedlab.preemption.base import PREEMPTIONS, Preemption, Taken
 
 
@@ -24,5 +24,4 @@ class NoPreemption(Preemption):
             "a running request needs, and preemption=none: its admission let in more than fits"
         )
 
-    def next_wakeup(self, now: float) -> float:
-        return inf
+    next_wakeup = never

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 
 from pagedlab.core.request import Sequence
+from pagedlab.core.wakeup import never
 from pagedlab.preemption.base import PREEMPTIONS, Preemption, Taken
 
 
@@ -19,5 +19,4 @@ class Recompute(Preemption):
     def preempt(self, seq: Sequence, copied: Mapping[int, int]) -> Taken:
         return Taken(*self.recompute(seq))
 
-    def next_wakeup(self, now: float) -> float:
-        return inf
+    next_wakeup = never

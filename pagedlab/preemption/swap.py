@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 
 from pagedlab.core.request import Sequence
+from pagedlab.core.wakeup import never
 from pagedlab.preemption.base import PREEMPTIONS, Preemption, Taken
 
 
@@ -20,5 +20,4 @@ class Swap(Preemption):
     def preempt(self, seq: Sequence, copied: Mapping[int, int]) -> Taken:
         return self.swap(seq, copied) or Taken(*self.recompute(seq), fallback=True)
 
-    def next_wakeup(self, now: float) -> float:
-        return inf
+    next_wakeup = never

@@ -16,6 +16,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from math import isnan, nan
 from operator import sub
+from struct import Struct
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,8 +45,9 @@ def split_over_time(recorder: Recorder) -> dict[str, np.ndarray]:
     steps = recorder.steps
     change = np.zeros(len(steps) + 1, dtype=np.int64)
     for first, end, unused in recorder.stays:
-        change[first] += unused
-        change[end] -= unused
+        if unused:
+            change[first] += unused
+            change[end] -= unused
     internal = np.cumsum(change)[: len(steps)]
     blocked, free = steps.column("memory_blocked"), steps.column("usage.free")
     return {
@@ -73,22 +75,52 @@ def durations(recorder: Recorder) -> np.ndarray:
     return seconds
 
 
-def delays_of(seqs: list[Sequence]) -> dict[str, np.ndarray]:
+class Columns:
+    """What is asked of each of these sequences, [sequences], seconds NaN where there are none. In one walk: to look at
+    a sequence again takes longer than to compute with what it said."""
+
+    def __init__(self, seqs: Seq[Sequence]):
+        rows, pack = bytearray(), Struct("11d").pack
+        for seq in seqs:
+            request, times = seq.request, seq.token_s
+            count, finish = len(times), seq.finish_s
+            first, last = (
+                (nan, nan) if not count else times.ends() if isinstance(times, Stamps) else (times[0], times[-1])
+            )
+            rows += pack(
+                request.arrival_s,
+                first,
+                last,
+                nan if finish is None else finish,
+                count,
+                len(request.prompt),
+                seq.output_tokens if seq.branches else len(seq.output),
+                seq.recomputed_tokens,
+                seq.preemptions,
+                seq.status is Status.FINISHED,
+                seq.status is Status.REFUSED,
+            )
+        columns = np.frombuffer(rows).reshape(-1, 11).T
+        self.arrival, self.first, self.last, self.finish, self.count = columns[:5]
+        self.prompt_tokens, self.output_tokens, self.recomputed_tokens, self.preemptions = columns[5:9].astype(np.int64)
+        self.finished, self.refused = columns[9:].astype(bool)
+
+    def delays(self) -> dict[str, np.ndarray]:
+        """As `delays_of`."""
+        count = np.where(np.isnan(self.finish), nan, self.count)
+        e2e = self.finish - self.arrival
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return {
+                "ttft_s": self.first - self.arrival,
+                "tpot_s": np.where(count > 1, (self.last - self.first) / (count - 1), nan),
+                "e2e_s": e2e,
+                "normalized_latency_s_per_token": np.where(count > 0, e2e / count, nan),
+            }
+
+
+def delays_of(seqs: Seq[Sequence]) -> dict[str, np.ndarray]:
     """ttft_s, tpot_s, e2e_s, normalized_latency_s_per_token of each sequence, float64, NaN where it has none."""
-    arrival = np.array([seq.request.arrival_s for seq in seqs])
-    first = np.array([seq.token_s[0] if len(seq.token_s) else nan for seq in seqs])
-    last = np.array([seq.token_s[-1] if len(seq.token_s) else nan for seq in seqs])
-    count = np.array([len(seq.token_s) for seq in seqs], dtype=np.float64)
-    finish = np.array([nan if seq.finish_s is None else seq.finish_s for seq in seqs])
-    count[np.isnan(finish)] = nan
-    e2e = finish - arrival
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return {
-            "ttft_s": first - arrival,
-            "tpot_s": np.where(count > 1, (last - first) / (count - 1), nan),
-            "e2e_s": e2e,
-            "normalized_latency_s_per_token": np.where(count > 0, e2e / count, nan),
-        }
+    return Columns(seqs).delays()
 
 
 def latencies(seq: Sequence) -> dict[str, float | None]:
@@ -186,11 +218,14 @@ def waits(recorder: Recorder) -> dict[int, float]:
     return {id: start - arrivals[id] for id, start in recorder.admitted_s.items()}
 
 
-def waits_by_size(seqs: list[Sequence], waited: dict[int, float]) -> dict[str, dict[str, float | None]]:
-    """How long prompts of each class of size waited to be admitted. waited: as `waits` says."""
-    admitted = [seq for seq in seqs if seq.id in waited]
-    seconds = np.array([waited[seq.id] for seq in admitted])
-    classes = np.searchsorted(SIZE_CLASSES, [seq.request.prompt_tokens for seq in admitted])
+def waits_by_size(
+    seqs: list[Sequence], prompt_tokens: np.ndarray, waited: dict[int, float]
+) -> dict[str, dict[str, float | None]]:
+    """How long prompts of each class of size waited to be admitted. prompt_tokens: int [sequences]. waited: as `waits`
+    says."""
+    seconds = np.array([waited.get(seq.id, nan) for seq in seqs])
+    admitted = ~np.isnan(seconds)
+    seconds, classes = seconds[admitted], np.searchsorted(SIZE_CLASSES, prompt_tokens[admitted])
     return {f"wait_s_prompt_to_{to}": spread(seconds[classes == i]) for i, to in enumerate((*SIZE_CLASSES, "any"))}
 
 
@@ -231,12 +266,13 @@ class _Run:
 
     def __init__(self, recorder: Recorder):
         self.recorder = recorder
+        self._of_steps: dict[str, np.ndarray] = {}
         self.weights = durations(recorder)
         self.duration = float(self.weights.sum())
         self.split = split_over_time(recorder)
         split = self.split
         self.held = split["token_states"] + split["reserved"] + split["internal"] + split["block_tail"]
-        self.full = recorder.steps.column("memory_blocked")
+        self.full = self.column("memory_blocked")
         self.done = [seq for seq in recorder.sequences if seq.status is Status.FINISHED]
 
     def prefill_saved_s(self) -> float:
@@ -251,7 +287,9 @@ class _Run:
         return self.recorder.steps[-1].sharing if len(self.recorder.steps) else Sharing()
 
     def column(self, name: str) -> np.ndarray:
-        return self.recorder.steps.column(name)
+        if name not in self._of_steps:
+            self._of_steps[name] = self.recorder.steps.column(name)
+        return self._of_steps[name]
 
 
 def _peak_batch(runs: list[_Run]) -> int:
@@ -293,18 +331,20 @@ def summarize(
         return [record for run in runs for _, _, record in of(run.recorder)]
 
     seqs = [seq for run in runs for seq in run.recorder.sequences]
-    done = [seq for run in runs for seq in run.done]
+    columns = Columns(seqs)
+    done = columns.finished
+    completed = int(np.count_nonzero(done))
     duration, running_s = max(run.duration for run in runs), sum(run.duration for run in runs)
     slot_seconds = {kind: over_time(lambda run, kind=kind: run.split[kind]) for kind in SPLIT}  # type: ignore[misc]
     pool_seconds = num_blocks * block_size * running_s
     allocated = sum(slot_seconds[kind] for kind in ("token_states", "reserved", "internal", "block_tail"))
-    prompt_tokens = sum(seq.request.prompt_tokens for seq in done)
-    output_tokens = sum(seq.output_tokens for seq in seqs)
+    prompt_tokens = int(columns.prompt_tokens[done].sum())
+    output_tokens = int(columns.output_tokens.sum())
     computed = int(total("tokens"))
-    recomputed = sum(seq.recomputed_tokens for seq in seqs)
+    recomputed = int(columns.recomputed_tokens.sum())
     found = Sharing(*map(sum, zip(*(run.sharing for run in runs), strict=True)))
     below = found.host_hit_tokens + found.disk_hit_tokens
-    delays = {name: spread(values[~np.isnan(values)]) for name, values in delays_of(done).items()}
+    delays = {name: spread(values[done & ~np.isnan(values)]) for name, values in columns.delays().items()}
     gaps = [Gaps(run.done) for run in runs]
     stalls = np.concatenate([of.longest() for of in gaps])
     counted = zip(*(of.counted() for of in gaps), strict=True)
@@ -313,7 +353,7 @@ def summarize(
         waited |= waits(run.recorder)
     met = slo.met_by(seqs)
     asked = any(each is not None for each in met)
-    preempted = [seq.preemptions for seq in seqs if not seq.refusal]
+    preempted = columns.preemptions[~columns.refused]
     preemptions, returns = records(lambda recorder: recorder.preemptions), records(lambda recorder: recorder.returns)
     out_s, in_s = float(total("swap_out_s")), float(total("swap_in_s"))
     service_gaps = [service_gap(run.recorder, *service_weights) for run in runs]
@@ -322,8 +362,8 @@ def summarize(
         "status": status,
         "schema_version": SCHEMA_VERSION,
         "num_requests": len(seqs),
-        "completed": len(done),
-        "refused": sum(seq.status is Status.REFUSED for seq in seqs),
+        "completed": completed,
+        "refused": int(np.count_nonzero(columns.refused)),
         "duration_s": duration,
         "steps": sum(int(np.count_nonzero(run.column("batch"))) for run in runs),
         "prompt_tokens": prompt_tokens,
@@ -331,7 +371,7 @@ def summarize(
         "computed_tokens": computed,
         "output_tokens_per_s": ratio(output_tokens, duration),
         "total_tokens_per_s": ratio(prompt_tokens + output_tokens, duration),
-        "requests_per_s": ratio(len(done), duration),
+        "requests_per_s": ratio(completed, duration),
         "mean_batch_size": ratio(over_time(lambda run: run.column("running")), duration),
         "peak_batch_size": _peak_batch(runs),
         "kv_num_blocks": num_blocks,
@@ -373,8 +413,8 @@ def summarize(
         "goodput_requests_per_s": ratio(met.count(True), duration) if asked else None,
         "preemptions": len(preemptions),
         "preemptions_outranked": sum(record.reason == "outranked" for record in preemptions),
-        "preempted_requests": sum(count > 0 for count in preempted),
-        "preemptions_per_request": spread(preempted) | {"max": max(preempted, default=None)},
+        "preempted_requests": int(np.count_nonzero(preempted)),
+        "preemptions_per_request": spread(preempted) | {"max": int(preempted.max()) if len(preempted) else None},
         "recomputed_tokens": recomputed,
         "recompute_tax": ratio(recomputed, computed),
         "swaps": sum(record.kind == "swap" for record in preemptions),
@@ -393,7 +433,7 @@ def summarize(
         "service_gap_tokens": max((gap for gap in service_gaps if gap is not None), default=None),
         "wait_s": spread(list(waited.values())),
         "longest_wait_s": max(waited.values(), default=None),
-        **waits_by_size(seqs, waited),
+        **waits_by_size(seqs, columns.prompt_tokens, waited),
         "max_itl_s": spread(stalls[~np.isnan(stalls)]),
         "ttft_s": delays["ttft_s"],
         "tpot_s": delays["tpot_s"],

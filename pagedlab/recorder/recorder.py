@@ -6,11 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pagedlab.allocator.base import Sharing, Usage
-from pagedlab.core.plan import Coasted, Outcome, Plan, Preemption, Return, Together
+from pagedlab.core.plan import Coasted, Entry, Outcome, Plan, Preemption, Return, Together
 from pagedlab.core.request import Key, Sequence
 from pagedlab.recorder.blocks import BlockMap
-from pagedlab.recorder.timeline import Step, Timeline
+from pagedlab.recorder.timeline import Piece, Timeline, seldom
 
 
 class Service(NamedTuple):
@@ -30,7 +29,7 @@ class Recorder:
 
     def __init__(
         self,
-        on_progress: Callable[[Recorder], None] = lambda recorder: None,
+        on_progress: Callable[[Recorder], None] | None = None,
         replica: int = 0,
         block_map: BlockMap | None = None,
     ):
@@ -61,11 +60,13 @@ class Recorder:
         if not seq.refusal:
             self._waiting[seq.request.client] += 1
 
-    def idle(self, start: float, end: float, usage: Usage, sharing: Sharing) -> None:
-        """Nothing to do from start to end: nobody holds a block."""
-        self.steps.append(Step(start, end, 0, 0, 0, 0, 0, usage, False, sharing))
-        self._serve({}, 1)
-        self._on_progress(self)
+    def idle(self, start: float, end: float, slots: tuple[int, ...], counts: tuple[int, ...]) -> None:
+        """Nothing to do from start to end: nobody holds a block. slots, counts: as in `step`."""
+        self.steps.add((start, 0, 0, 0, 0, 0, False), slots, end, seldom(counts) if counts else None)
+        if len(self._waiting) > 1:
+            self._serve({}, 1)
+        if self._on_progress is not None:
+            self._on_progress(self)
 
     def step(
         self,
@@ -73,15 +74,16 @@ class Recorder:
         end: float,
         plan: Plan,
         outcome: Outcome,
-        usage: Usage,
-        sharing: Sharing,
+        slots: tuple[int, ...],
+        counts: tuple[int, ...],
         running: int,
         waiting: int,
         finished: list[Sequence],
         host_blocks: int = 0,
     ) -> None:
-        """finished: as `Scheduler.commit` returns it."""
-        number, num_sequences = len(self.steps), plan.num_sequences
+        """slots, counts: while the step ran, as `Allocator.split` and `Allocator.cache_counts`. finished: as
+        `Scheduler.commit` returns it."""
+        number, num_sequences, fed = len(self.steps), plan.num_sequences, plan.num_tokens
         for record in plan.preempted:
             self.preemptions.append((start, number, record))
             victim = self._by_id[record.victim]
@@ -91,8 +93,12 @@ class Recorder:
         if plan.returned:
             self.returns += [(start, number, record) for record in plan.returned]
         service = self._service(plan, outcome)
-        for id in {new.request.id: None for new in plan.admitted}:  # what has forked returns part by part
-            seq = self._by_id[id]
+        last = None
+        for new in plan.admitted:
+            id = new.request.id
+            if id == last:  # what has forked returns part by part
+                continue
+            last, seq = id, self._by_id[id]
             self._waiting[seq.request.client] -= 1
             self.admitted_s.setdefault(id, start)
             for part in seq.branches or (seq,):
@@ -101,64 +107,94 @@ class Recorder:
             if not seq.branches:
                 self._left(seq, number + 1)
             self.num_finished += seq.trunk is None
-        self.steps.append(
-            Step(
-                start,
-                end,
-                running,
-                waiting,
-                num_sequences,
-                plan.total_tokens,
-                sum([n for n in plan.num_tokens if n > 1]),
-                usage,
-                plan.memory_blocked,
-                sharing,
-                len(plan.copies),
-                outcome.copy_s,
-                len(plan.swapped_out),
-                len(plan.swapped_in),
-                outcome.swap_out_s,
-                outcome.swap_in_s,
-                host_blocks,
-                outcome.load_s,
-                outcome.store_s,
-                plan.admission_estimate,
-            )
-        )
-        self._serve(service, 1)
+        prefilled = sum([n for n in fed if n > 1]) if len(fed) > 1 else (fed[0] if fed and fed[0] > 1 else 0)
+        row = (start, running, waiting, num_sequences, plan.total_tokens, prefilled, plan.memory_blocked)
+        more = None
+        if plan.moves or counts or host_blocks or plan.admission_estimate is not None:
+            o = outcome
+            moved = (len(plan.copies), o.copy_s, len(plan.swapped_out), len(plan.swapped_in), o.swap_out_s, o.swap_in_s)
+            more = seldom(counts, moved, host_blocks, (o.load_s, o.store_s), plan.admission_estimate)
+        self.steps.add(row, slots, end, more)
+        if len(self._waiting) > 1:
+            self._serve(service, 1)
         self.output_tokens += num_sequences - outcome.tokens.count(-1)
-        self._on_progress(self)
+        if self._on_progress is not None:
+            self._on_progress(self)
+
+    def entered(
+        self,
+        start: float,
+        end: float,
+        entry: Entry,
+        slots: tuple[int, ...],
+        running: int,
+        waiting: int,
+        finished: list[Sequence],
+    ) -> None:
+        """A step of prompts that nobody planned. The rest as in `step`."""
+        number, fed = len(self.steps), entry.num_tokens
+        if entry.together is not None:
+            self._follow(entry.together)
+        for seq in entry.new:
+            self._waiting[seq.request.client] -= 1
+            self.admitted_s[seq.id] = start
+            self._entered[seq.id] = number
+        for seq in finished:
+            self._left(seq, number + 1)
+        self.num_finished += len(finished)
+        prefilled = entry.total_tokens - fed.count(1)
+        row = (start, running, waiting, len(fed), entry.total_tokens, prefilled, entry.memory_blocked)
+        self.steps.add(row, slots, end)
+        sampled = [seq for seq in entry.seqs if seq.computed == len(seq.request.prompt)]
+        if len(self._waiting) > 1:
+            service: defaultdict[tuple[str, bool], int] = defaultdict(int)
+            for seq in entry.new:
+                service[seq.request.client, False] += seq.request.prompt_tokens
+            for seq in sampled:
+                service[seq.request.client, True] += 1
+            self._serve(service, 1)
+        self.output_tokens += len(sampled)
+        if self._on_progress is not None:
+            self._on_progress(self)
 
     def coasted(
         self,
-        first: Step,
+        pieces: list[Piece],
+        counts: tuple[int, ...],
+        host_blocks: int,
         steps: Coasted,
         together: Together,
         block_size: int,
         promises: bool,
-        finished: list[Sequence],
     ) -> None:
-        """Steps that nobody planned. first: the first of them; together: who took them; block_size, promises: as
-        `Timeline.stretch` takes them. finished: as in `step`, of the last one."""
-        self.steps.stretch(first, steps.ends, steps.grown, block_size, promises)
-        self._serve(self._generated(together, steps.ended), len(steps.ends))
-        for seq in finished:
-            self._left(seq, len(self.steps))
-        self.num_finished += len(finished)
-        self.output_tokens += first.batch * len(steps.ends)
-        self._on_progress(self)
-
-    @property
-    def _compares(self) -> bool:
-        """Whether there is anybody to compare a client with."""
-        return len(self._waiting) > 1
+        """Steps that nobody planned. block_size, promises: as `Timeline.stretches` takes them; counts: as in `step`.
+        together: who took the first of them."""
+        number = len(self.steps)
+        more = seldom(counts, host_blocks=host_blocks) if counts or host_blocks else None
+        self.steps.stretches(pieces, steps, block_size, promises, more)
+        self._follow(together)
+        for row, _, count, finished in pieces:
+            number += count
+            if len(self._waiting) > 1:
+                self._serve(self._generated(), count)
+            for seq in finished:
+                self._left(seq, number)
+                self._together[seq.request.client] -= 1
+            self.num_finished += len(finished)
+            self.output_tokens += int(row[3]) * count
+        if self._on_progress is not None:
+            self._on_progress(self)
 
     def _service(self, plan: Plan, outcome: Outcome) -> dict[tuple[str, bool], int]:
         """(client, whether generated or of a prompt) -> tokens."""
         service: defaultdict[tuple[str, bool], int] = defaultdict(int)
         if plan.together is not None:
-            service |= self._generated(plan.together, outcome.ended)
-        for new in plan.admitted if self._compares else ():
+            self._follow(plan.together)
+            if plan.together.count and len(self._waiting) > 1:
+                service |= self._generated()
+            for seq in outcome.ended:
+                self._together[seq.request.client] -= 1
+        for new in plan.admitted if len(self._waiting) > 1 else ():
             request = new.request
             if request.id not in self.admitted_s:
                 service[request.client, False] += request.prompt_tokens
@@ -171,22 +207,17 @@ class Recorder:
                 service[seq.request.client, True] += made
         return service
 
-    def _generated(self, together: Together, ended: list[Sequence]) -> dict[tuple[str, bool], int]:
-        """A token for each of those that advance together, if they run; some end."""
-        clients = self._together
+    def _follow(self, together: Together) -> None:
         if together.dissolved:
-            clients.clear()
+            self._together.clear()
         for seq in together.joined:
-            clients[seq.request.client] += 1
-        counts = together.count and self._compares
-        made = {(client, True): n for client, n in clients.items() if n} if counts else {}
-        for seq in ended:
-            clients[seq.request.client] -= 1
-        return made
+            self._together[seq.request.client] += 1
+
+    def _generated(self) -> dict[tuple[str, bool], int]:
+        """A token for each of those that advance together."""
+        return {(client, True): n for client, n in self._together.items() if n}
 
     def _serve(self, service: dict[tuple[str, bool], int], steps: int) -> None:
-        if not self._compares:
-            return
         served = {client: (service.get((client, False), 0), service.get((client, True), 0)) for client, _ in service}
         backlogged = frozenset(client for client, count in self._waiting.items() if count)
         self.service.append(Service(steps, served, backlogged))

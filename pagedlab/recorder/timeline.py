@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from math import isnan, nan
 from struct import Struct
 from typing import Any, NamedTuple, overload
@@ -13,6 +12,8 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from pagedlab.allocator.base import Sharing, Usage
+from pagedlab.core.plan import Coasted
+from pagedlab.core.request import Sequence as Served
 
 
 class Step(NamedTuple):
@@ -54,84 +55,126 @@ COLUMNS = tuple(
     for field in Step._fields
     for name in ([f"{field}.{part}" for part in _NESTED[field]._fields] if field in _NESTED else [field])
 )
-_PLACES = {name: place for place, name in enumerate(COLUMNS)}
-_PACK = Struct(f"{len(COLUMNS)}d").pack
-_USAGE, _SHARING = Step._fields.index("usage"), Step._fields.index("sharing")
+# What every record tells of its first step. `advance`: where nobody planned its steps, the tokens that each of them
+# fills; the slots are then those before the first. Else 0.
+_OFTEN: tuple[str, ...] = ("start_s", "running", "waiting", "batch", "tokens", "prefill_tokens", "memory_blocked")
+_OFTEN += (*(name for name in COLUMNS if name.startswith("usage.")), "sharing.mapped", "sharing.saved", "advance")
+_SELDOM = tuple(name for name in COLUMNS if name not in (*_OFTEN, "end_s"))  # of most records 0, or NaN
+_PLACES = {name: place for names in (_OFTEN, _SELDOM) for place, name in enumerate(names)}
+_NO_COUNTS = (0,) * len(Sharing._fields[2:])
+_ROW, _MORE = Struct(f"{len(_OFTEN)}d"), Struct(f"{len(_SELDOM)}d")
+_PACK = _ROW.pack
+_GROWING = ("usage.tokens", "usage.reserved", "usage.block_tail", "usage.free", "sharing.mapped")
+_SECONDS = ("start_s", "copy_s", "swap_out_s", "swap_in_s", "load_s", "store_s", "admission_estimate")
+
+
+# Of steps that nobody planned, in which the same sequences decode: the row of `Timeline.add` with their batch, the
+# slots as they were before, how many steps, and who finished in the last.
+Piece = tuple[tuple[float, ...], tuple[int, ...], int, list[Served]]
 
 
 class Timeline(Sequence[Step]):
     """A list of steps that keeps no object for any.
 
     A record is one step, or a stretch in which all that happens is that the same sequences decode: each step feeds
-    `batch` tokens, and tables grow by some blocks. The record says how the first of them was; the others follow from
-    their ends and those blocks. float64 holds every count exactly, below 2**53.
+    `batch` tokens, and tables grow by some blocks. The record says how it was before; the steps follow from their ends
+    and those blocks. float64 holds every count exactly, below 2**53.
     """
 
     def __init__(self) -> None:
-        self._records = bytearray()  # COLUMNS of each, float64
+        self._records = bytearray()  # _OFTEN of each, float64
         self._firsts = array("q")  # its first step
+        self._seldom = bytearray()  # _SELDOM of those of which there is anything to tell, float64
+        self._seldom_of = array("q")  # which these are
         self._ends = array("d")  # of every step
-        self._grown = array("q")  # of every step: blocks since the first step of its record
+        self._grown = array("q")  # of every step: blocks since its record began, where nobody planned it
         self._block_size = 1
         self._promises = False
 
     def append(self, step: Step) -> None:
-        self._add(step)
-        self._ends.append(step.end_s)
+        s = step
+        moved = (s.copies, s.copy_s, s.swapped_out, s.swapped_in, s.swap_out_s, s.swap_in_s)
+        self.add(
+            (s.start_s, s.running, s.waiting, s.batch, s.tokens, s.prefill_tokens, s.memory_blocked),
+            (*s.usage, *s.sharing[:2]),
+            s.end_s,
+            seldom(s.sharing[2:], moved, s.host_blocks, (s.load_s, s.store_s), s.admission_estimate),
+        )
+
+    def add(
+        self, row: tuple[float, ...], slots: tuple[int, ...], end: float, more: tuple[float, ...] | None = None
+    ) -> None:
+        """A step that ended at `end`. row: its columns from start_s on, but for that, to prefill_tokens, then
+        memory_blocked. slots: as `Allocator.split`. more: what `seldom` makes of the rest, where it is not all
+        0."""
+        if more is not None:
+            self._tell(more)
+        self._firsts.append(len(self._ends))
+        self._records += _PACK(*row, *slots, 0)
+        self._ends.append(end)
         self._grown.append(0)
 
-    def stretch(self, first: Step, ends: list[float], grown: list[int], block_size: int, promises: bool) -> None:
-        """first: the first of as many steps as `ends` says. grown: blocks that the tables grew by in each, those of
-        the first are in it already; the list is used up. promises: whether each token takes a slot that had been
-        promised to nobody."""
-        self._add(first)
-        self._ends.fromlist(ends)
-        grown[0] = 0
-        self._grown.fromlist(list(accumulate(grown)) if len(grown) > 1 else grown)
+    def stretches(
+        self,
+        pieces: list[Piece],
+        steps: Coasted,
+        block_size: int,
+        promises: bool,
+        more: tuple[float, ...] | None = None,
+    ) -> None:
+        """Steps that nobody planned. more: as in `add`, of all of them. promises: whether each token takes a slot that
+        had been promised to nobody."""
+        first = len(self._ends)
+        for row, slots, count, _ in pieces:
+            if more is not None:
+                self._tell(more)
+            self._firsts.append(first)
+            self._records += _PACK(*row, *slots, row[3])
+            first += count
+        self._ends.fromlist(steps.ends)
+        self._grown.fromlist(steps.grown)
         self._block_size, self._promises = block_size, promises
 
-    def _add(self, step: Step) -> None:
-        self._firsts.append(len(self._ends))
-        values: Any = step
-        estimate = nan if step.admission_estimate is None else step.admission_estimate
-        between, after = values[_USAGE + 1 : _SHARING], values[_SHARING + 1 : -1]
-        self._records += _PACK(*values[:_USAGE], *values[_USAGE], *between, *values[_SHARING], *after, estimate)
+    def _tell(self, more: tuple[float, ...]) -> None:
+        self._seldom_of.append(len(self._firsts))
+        self._seldom += _MORE.pack(*more)
 
     def column(self, name: str) -> np.ndarray:
         """float64 [steps] of seconds and of admission_estimate (NaN: none), bool of memory_blocked, int64 of counts: a
         name of COLUMNS."""
-        records = np.frombuffer(self._records).reshape(-1, len(COLUMNS))[:, _PLACES[name]]
         ends = np.array(self._ends)
         if name == "end_s":
             return ends
+        if name in _SELDOM and not self._seldom:
+            return np.full(len(ends), nan) if name == "admission_estimate" else np.zeros(len(ends), _type_of(name))
         counts = np.diff(np.array(self._firsts), append=len(ends))
-        values = np.repeat(records, counts)
+        values = np.repeat(self._of_records(name), counts)
         if name == "start_s":
             # Within a stretch a step begins when the one before it ends.
             begins = np.zeros(len(ends), dtype=bool)
             begins[np.array(self._firsts)] = True
             values[1:] = np.where(begins[1:], values[1:], ends[:-1])
-            return values
-        if name in ("copy_s", "swap_out_s", "swap_in_s", "load_s", "store_s", "admission_estimate"):
-            return values
-        if name == "memory_blocked":
-            return values.astype(bool)
-        values = values.astype(np.int64)
-        if len(counts) < len(ends):
-            values += self._since_first(name, counts)
+        values = values.astype(_type_of(name), copy=False)
+        return values + self._since(name, counts) if name in _GROWING else values
+
+    def _of_records(self, name: str) -> np.ndarray:
+        """float64 [records]"""
+        if name in _OFTEN:
+            return np.frombuffer(self._records).reshape(-1, len(_OFTEN))[:, _PLACES[name]]
+        values = np.full(len(self._firsts), nan if name == "admission_estimate" else 0.0)
+        if self._seldom:
+            values[np.array(self._seldom_of)] = np.frombuffer(self._seldom).reshape(-1, len(_SELDOM))[:, _PLACES[name]]
         return values
 
-    def _since_first(self, name: str, counts: np.ndarray) -> np.ndarray | int:
-        """By how much a count differs from that of the first step of the record, int64 [steps]."""
-        if name not in ("usage.tokens", "usage.reserved", "usage.block_tail", "usage.free", "sharing.mapped"):
-            return 0
+    def _since(self, name: str, counts: np.ndarray) -> np.ndarray:
+        """By how much a count differs from that of the record, int64 [steps]."""
         grown = np.array(self._grown)
         if name == "sharing.mapped":
             return grown
         if name == "usage.free":
             return -grown * self._block_size
-        batches = np.frombuffer(self._records).reshape(-1, len(COLUMNS))[:, _PLACES["batch"]].astype(np.int64)
-        filled = np.repeat(batches, counts) * (np.arange(len(grown)) - np.repeat(np.array(self._firsts), counts))
+        steps = np.arange(1, len(grown) + 1) - np.repeat(np.array(self._firsts), counts)
+        filled = steps * np.repeat(self._of_records("advance").astype(np.int64), counts)
         promised = filled if self._promises else np.zeros_like(filled)
         change: dict[str, np.ndarray] = {
             "usage.tokens": filled,
@@ -159,15 +202,34 @@ class Timeline(Sequence[Step]):
         record = bisect_right(self._firsts, place) - 1
         one = Timeline()
         one._block_size, one._promises = self._block_size, self._promises
-        first = self._firsts[record]
-        size = 8 * len(COLUMNS)
-        one._records = self._records[record * size : (record + 1) * size]
+        first, row, more = self._firsts[record], _ROW.size, _MORE.size
+        one._records = self._records[record * row : (record + 1) * row]
         one._firsts.append(0)
+        told = bisect_left(self._seldom_of, record)
+        if told < len(self._seldom_of) and self._seldom_of[told] == record:
+            one._seldom_of.append(0)
+            one._seldom = self._seldom[told * more : (told + 1) * more]
         one._ends, one._grown = self._ends[first : place + 1], self._grown[first : place + 1]
         return list(one)[-1]
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+
+def _type_of(name: str) -> type:
+    return float if name in _SECONDS else bool if name == "memory_blocked" else np.int64
+
+
+def seldom(
+    counts: tuple[int, ...],
+    moved: tuple[float, ...] = (0, 0.0, 0, 0, 0.0, 0.0),
+    host_blocks: int = 0,
+    tiers_s: tuple[float, float] = (0.0, 0.0),
+    estimate: float | None = None,
+) -> tuple[float, ...]:
+    """What a step is seldom told of, as `Timeline.add` takes it. counts: of the prefix cache, or (). moved: columns
+    from copies to swap_in_s. tiers_s: load_s and store_s."""
+    return (*(counts or _NO_COUNTS), *moved, host_blocks, *tiers_s, nan if estimate is None else estimate)
 
 
 def _step(*values: Any) -> Step:

@@ -11,11 +11,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from pagedlab.allocator.base import Allocator
 from pagedlab.core.errors import InvariantError
-from pagedlab.core.plan import Coasted, Growth, Plan, Together
+from pagedlab.core.plan import Growth, Plan, Together
 from pagedlab.core.request import Request, Sequence
 from pagedlab.core.told import Stamps, Told
 
@@ -42,6 +41,7 @@ class Cohort:
 
     def __init__(self, allocator: Allocator, foretold: Foretold):
         self._allocator = allocator
+        self._caches = allocator.caches
         self._foretold = foretold
         self.apart: dict[int, Sequence] = {}
         self._ranks: dict[int, int] = {}  # id -> place in the order of admission, of all that run
@@ -65,18 +65,32 @@ class Cohort:
         self.apart.pop(seq.id, None)
         del self._ranks[seq.id]
 
+    def first(self, seq: Sequence) -> Told:
+        """The first token of a sequence."""
+        return Told(self._foretold, seq.request, 1)
+
+    def begin(self, seq: Sequence, now: float) -> None:
+        """A sequence has just got its first token, and becomes a member. No cache asks for it."""
+        output, times = self.first(seq), Stamps(self._times, [now])
+        seq.output, seq.token_s = output, times
+        self._add(_Member(seq, len(self._times), output, times))
+
     def join(self, seq: Sequence, kept: bool) -> None:
         """A sequence that has just got a token becomes a member, from the next decode step on. kept: as for `kept`."""
-        del self.apart[seq.id]
         output, times = seq.output, seq.token_s
         if not isinstance(output, Told):
-            output = seq.output = Told(partial(self._foretold, seq.request), len(output))
+            output = seq.output = Told(self._foretold, seq.request, len(output))
         if not isinstance(times, Stamps):
             times = seq.token_s = Stamps(self._times, times)
         member = _Member(seq, len(self._times), output, times)
-        self._members[seq.id] = member
+        self._add(member)
         if not kept:
             self._asking[seq.id] = member
+
+    def _add(self, member: _Member) -> None:
+        seq = member.seq
+        del self.apart[seq.id]
+        self._members[seq.id] = member
         self._joined.append(seq)
         self._await_full(member, len(self._allocator.holdings[seq.id].table), seq.computed)
 
@@ -108,12 +122,12 @@ class Cohort:
         plan.together = self._told(len(self._members), owed)
         return True
 
-    def coasting(self, most: int) -> Iterator[int] | None:
-        """The blocks that the tables of all will grow by in each coming step, as long as there is nothing to do in them
-        but to decode. None where the next one is to be planned, or has more than `most` tokens."""
+    def coasting(self, most: int) -> tuple[Together, Iterator[int]] | None:
+        """Those who run, and the blocks that their tables will grow by in each coming step, as long as there is nothing
+        to do in them but to decode. None where the next one is to be planned, or has more than `most` tokens."""
         if self.apart or self._asking or not 0 < len(self._members) <= most or len(self._times) in self._full:
             return None
-        return self._unplanned()
+        return self._told(len(self._members)), self._unplanned()
 
     def _unplanned(self) -> Iterator[int]:
         step = len(self._times)
@@ -121,46 +135,53 @@ class Cohort:
             yield 0
             step += 1
 
-    def coasted(self, steps: Coasted) -> list[Sequence]:
-        """These steps were taken; they are counted by the allocator. Returns who is to be looked at, as `took`."""
-        if len(steps.ends) > 1:
-            self._times.fromlist(steps.ends[:-1])
-        return self.took(steps.ends[-1], steps.ended)
+    def coasted(self, ends: list[float]) -> None:
+        """Steps that ended then were taken; they are counted by the allocator, and `left` is told who ended in them."""
+        self._times.fromlist(ends)
+
+    @property
+    def steps(self) -> int:
+        """How many all have taken."""
+        return len(self._times)
 
     @property
     def size(self) -> int:
         return len(self._members)
 
-    def tell(self, plan: Plan) -> None:
-        """A plan in which no member runs has to say who joined all the same."""
-        if plan.together is None and (self._joined or self._dissolved):
-            plan.together = self._told(0)
+    def tell(self) -> Together | None:
+        """Of a step in which no member runs, who joined all the same."""
+        return self._told(0) if self._joined or self._dissolved else None
 
     def took(self, now: float, ended: list[Sequence]) -> list[Sequence]:
-        """The decode step that was planned has been executed. Returns who is to be looked at, brought up to date, in
-        order of admission: those that ended, members no longer, and, where a cache wants to know, those that have
-        filled a block or have one that it would not take before."""
+        """The decode step that was planned has been executed. Returns who is to be looked at, as `left`."""
         self._times.append(now)
-        if not ended and not self._allocator.caches:
-            return []
-        members = [self._members[seq.id] for seq in ended]
-        if self._allocator.caches:
+        return self.left(ended, len(self._times))
+
+    def left(self, ended: list[Sequence], steps: int) -> list[Sequence]:
+        """These ended when so many steps had been taken. Returns who is to be looked at, brought up to date, in order
+        of admission: they, members no longer, and, where a cache wants to know, those that have filled a block or have
+        one that it would not take before."""
+        caches, looked_at = self._caches, ended
+        if caches:
+            asking = self._asking | {m.seq.id: m for m in self._filled(steps)}
             gone = {seq.id for seq in ended}
-            looked_at = self._asking | {m.seq.id: m for m in self._filled(len(self._times))}
-            members += [m for id, m in looked_at.items() if id not in gone]
-        for member in members:
-            self._settle(member)
+            others = [m.seq for id, m in asking.items() if id not in gone]
+            looked_at = ended + others
+            for seq in others:
+                self._settle(self._members[seq.id], steps)
+        if len(looked_at) > 1:
+            looked_at = sorted(looked_at, key=self._rank)
         for seq in ended:
-            self._asking.pop(seq.id, None)
-            self._left(self._members.pop(seq.id))
-        if len(members) > 1:
-            members.sort(key=self._rank)
-        return [member.seq for member in members]
+            if caches:
+                self._asking.pop(seq.id, None)
+            member = self._members.pop(seq.id)
+            self._settle(member, steps)
+        return looked_at
 
     def settle(self) -> None:
         """Bring every member up to date; all stay."""
         for member in self._members.values():
-            self._settle(member)
+            self._settle(member, len(self._times))
 
     def dissolve(self) -> None:
         """Bring every member up to date and let all go: whoever is about to look at each, or to take one out of the
@@ -175,12 +196,8 @@ class Cohort:
         self._forget_growth()
         self._joined, self._dissolved = [], True
 
-    def _rank(self, member: _Member) -> int:
-        return self._ranks[member.seq.id]
-
-    def tell_now(self) -> Together:
-        """Of steps that nobody plans."""
-        return self._told(len(self._members))
+    def _rank(self, seq: Sequence) -> int:
+        return self._ranks[seq.id]
 
     def _told(self, count: int, owed: int = 0) -> Together:
         told = Together(count, self._joined, self._dissolved, owed)
@@ -200,7 +217,7 @@ class Cohort:
         """All fill one slot more, some of them in a new block. Returns how many blocks are owed for it."""
         full = self._filled(len(self._times))
         self._full.pop(len(self._times), None)
-        for member in sorted(full, key=self._rank) if len(full) > 1 else full:
+        for member in sorted(full, key=lambda m: self._rank(m.seq)) if len(full) > 1 else full:
             self._grow(member, plan)
         self._allocator.fill(len(self._members) - len(full))
         return 0
@@ -221,18 +238,16 @@ class Cohort:
         left = blocks * self._allocator.pool.block_size - computed
         self._full.setdefault(len(self._times) + left, []).append(member)
 
-    def _left(self, member: _Member) -> None:
-        """It is no member any more: its place in the calendar is passed over when its step comes."""
-
     def _forget_growth(self) -> None:
         self._full.clear()
 
-    def _settle(self, member: _Member) -> None:
-        now, since, seq = len(self._times), member.since, member.seq
-        if now == since:
-            return
-        seq.computed += now - since
-        member.output.more(now - since)
-        member.times.stretch(since, now)
-        member.since = now
-        self._allocator.catch_up(seq.id, seq.computed)
+    def _settle(self, member: _Member, now: int) -> None:
+        """Bring it up to date as of so many steps."""
+        since = member.since
+        if now > since:
+            seq = member.seq
+            seq.computed += now - since
+            member.output.length += now - since
+            member.times.stretch(since, now)
+            member.since = now
+            self._allocator.catch_up(seq.id, seq.computed)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pagedlab.allocator.base import Allocator
-from pagedlab.core.plan import Plan
+from pagedlab.core.plan import Plan, Together
+from pagedlab.core.request import Sequence
 from pagedlab.scheduler.cohort import Cohort, Foretold, _Member
 
 
@@ -22,16 +23,25 @@ class OwingCohort(Cohort):
         self._size = allocator.pool.block_size
         self._due = [0] * self._size  # members whose blocks are full when a step begins, by the step's rest
 
-    def coasting(self, most: int) -> Iterator[int] | None:
+    def coasting(self, most: int) -> tuple[Together, Iterator[int]] | None:
         if self.apart or not 0 < len(self._members) <= most or self._num_full() > self._allocator.pool.num_available:
             return None
-        return self._unplanned()
+        told = self._told(len(self._members))
+        return told, self._unplanned(told.ended)
 
-    def _unplanned(self) -> Iterator[int]:
+    def _unplanned(self, ended: list[Sequence] | None = None) -> Iterator[int]:
+        """ended: who has, while the steps are taken."""
         step, left, due, size = len(self._times), self._allocator.pool.num_available, self._due, self._size
         while (left := left - (blocks := due[step % size])) >= 0:
             yield blocks
             step += 1
+            if ended and self._allocator.grows:
+                due = due.copy()
+                for seq in ended:
+                    member = self._members[seq.id]
+                    due[member.due] -= 1
+                    left += -(-(seq.computed + step - member.since) // size)
+                ended.clear()
 
     def _num_full(self) -> int:
         return self._due[len(self._times) % self._size]
@@ -46,9 +56,14 @@ class OwingCohort(Cohort):
             member.due = (len(self._times) + blocks * self._size - computed) % self._size
             self._due[member.due] += 1
 
-    def _left(self, member: _Member) -> None:
-        if member.due >= 0:
-            self._due[member.due] -= 1
+    def left(self, ended: list[Sequence], steps: int) -> list[Sequence]:
+        """As no cache wants to know of anybody else."""
+        for seq in ended:
+            member = self._members.pop(seq.id)
+            self._settle(member, steps)
+            if member.due >= 0:
+                self._due[member.due] -= 1
+        return sorted(ended, key=self._rank) if len(ended) > 1 else ended
 
     def _forget_growth(self) -> None:
         self._due = [0] * self._size

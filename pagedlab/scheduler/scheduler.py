@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
-from pagedlab.allocator.base import Allocator
+from pagedlab.allocator.base import Allocator, Grant
 from pagedlab.core.errors import InvariantError
 from pagedlab.core.plan import Admission as Admitted
-from pagedlab.core.plan import Choice, Coasted, Copy, Fork, Growth, Load, Outcome, Plan, Return, Together
+from pagedlab.core.plan import Choice, Copy, Entry, Fork, Growth, Load, Outcome, Plan, Return, Together
 from pagedlab.core.plan import Preemption as PreemptionRecord
 from pagedlab.core.request import Key, Request, Sequence, Status
+from pagedlab.core.wakeup import never
 from pagedlab.preemption.base import Preemption
 from pagedlab.preemption.victim.base import Victim
 from pagedlab.scheduler.admission.base import Admission
@@ -73,11 +75,13 @@ class Scheduler:
         self._released: list[int] = []
         self._forked: list[Fork] = []
         self._copies: list[Copy] = []
-        self._policies = (order, admission, batching, preemption)
+        policies = (order, admission, batching, preemption)
+        self._wakeups = [policy.next_wakeup for policy in policies if type(policy).next_wakeup is not never]
         self._skips = skip and foretold is not None and allocator.grows is not None
+        self._caches = allocator.caches
         self._cohort: Cohort | None = None  # of those that decode, who advance together
         if foretold is not None and not (preemptive or order.watches or admission.watches):
-            owing = self._skips and not allocator.caches
+            owing = self._skips and not self._caches
             self._cohort = OwingCohort(allocator, foretold) if owing else Cohort(allocator, foretold)
         # The head of the queue is known to be refused, and will be until somebody ends.
         self._stuck = self._blocked = False
@@ -177,14 +181,12 @@ class Scheduler:
         plan.admission_estimate = self.admission.estimate
         self.batching.fill(plan, self)
         ran_out = bool(plan.preempted) and any(record.reason == RAN_OUT for record in plan.preempted)
-        waits = len(self.order) > 0
-        self._blocked = waits and self._head_lacks_blocks()
-        self._stuck = waits and (self._blocked or self._head_lacks_rows())
+        self._look_at_queue()
         plan.memory_blocked = ran_out or self._blocked
         plan.stores = self.allocator.stored()
         self.admission.planned(self.running, ran_out)
-        if self._cohort is not None:
-            self._cohort.tell(plan)
+        if self._cohort is not None and plan.together is None:
+            plan.together = self._cohort.tell()
         return plan
 
     def commit(self, plan: Plan, outcome: Outcome, now: float) -> list[Sequence]:
@@ -226,8 +228,10 @@ class Scheduler:
 
     def _advanced(self, seqs: list[Sequence], ended: list[Sequence], now: float) -> list[Sequence]:
         """Of those that advanced together these are to be looked at. Returns who ended, in order of admission."""
-        if not seqs:
-            return []
+        if not self._caches:  # then it is those that ended
+            for seq in seqs:
+                self._finish(seq, "length", now)
+            return seqs
         ids = {seq.id for seq in ended}
         for seq in seqs:
             kept = self.allocator.computed(seq)
@@ -239,38 +243,111 @@ class Scheduler:
 
     # ---- several steps ------------------------------------------------------------------------------------------
 
-    def coasting(self, now: float) -> tuple[Together, Iterator[int], float] | None:
+    def coasting(self, now: float) -> tuple[Together, Iterator[int], float, bool] | None:
         """Whether the coming steps need no plan, since all there is to do in them is that all who run decode:
         nobody can be admitted, nobody needs a block that is not free. Who they are, the blocks that their tables grow
-        by in each, and until when the policies decide nothing else. Only steps that begin before that, and
-        before anybody arrives or ends, may be taken; `coasted` must be told. None: `schedule` the next one.
+        by in each, until when the policies decide nothing else, and whether they do so also when somebody has ended.
+        Only steps that begin before that, and before anybody arrives, may be taken; `coasted` must be told. None:
+        `schedule` the next one.
         """
+        cohort, waits = self._cohort, len(self.order)
+        if cohort is None or not self._skips or (waits and (not self._stuck or self._caches)):
+            return None
+        until = self._wakeup(now) if self._wakeups else inf
+        coasting = cohort.coasting(self.batching.max_tokens) if until > now else None
+        if coasting is None:
+            return None
+        return *coasting, until, not (waits or self._wakeups or self._caches)
+
+    def _wakeup(self, now: float) -> float:
+        """Until when the policies decide the same."""
+        return min([next_wakeup(now) for next_wakeup in self._wakeups])
+
+    def entering(self, now: float) -> Entry | None:
+        """Whether the next step needs no plan, since all there is to do in it is to feed prompts: those that it lets in
+        are in the batch then, the step must be taken, and `entered` be told. None: `schedule` it."""
         cohort = self._cohort
-        if cohort is None or not self._skips:
+        if cohort is None or not self._skips or self._caches or self._high_water or self._groups:
+            return None  # also where some come back
+        if (self._wakeups and self._wakeup(now) <= now) or not (cohort.apart or len(self.order)):
             return None
-        if len(self.order) and (not self._stuck or self.allocator.caches):
+        if cohort.apart and any(seq.to_compute == 1 for seq in cohort.apart.values()):
             return None
-        grown = cohort.coasting(self.batching.max_tokens)
-        until = min([policy.next_wakeup(now) for policy in self._policies]) if grown is not None else now
-        return (cohort.tell_now(), grown, until) if grown is not None and until > now else None
+        self.order.time(now)
+        entry = Entry()
+        self.batching.enter(entry, self)
+        if not entry.seqs:
+            return None
+        self._released = []  # nobody follows rows
+        self._look_at_queue()
+        self.admission.planned(self.running, False)
+        entry.together, entry.memory_blocked = cohort.tell(), self._blocked
+        return entry
+
+    def feed(self, entry: Entry, seq: Sequence, most: int) -> None:
+        """Feed so many of the next tokens of a prompt."""
+        fed = min(len(seq.request.prompt) - seq.computed, most)
+        self.allocator.grow(seq.id, seq.computed + fed)
+        entry.seqs.append(seq)
+        entry.num_tokens.append(fed)
+        entry.total_tokens += fed
+
+    def enter_next(self, entry: Entry, most: int, whole: bool) -> bool:
+        """Move the next waiting request into the batch, if it may enter, and feed so many tokens of its prompt, all of
+        them if `whole` or not at all. Returns whether it did."""
+        seq = self._next() if len(self.order) else None
+        if seq is None or (whole and len(seq.request.prompt) > most) or not self._may_enter(seq):
+            return False
+        entry.blocks += len(self._admit(seq, [seq]).table)
+        entry.new.append(seq)
+        self.feed(entry, seq, most)
+        return True
+
+    def entered(self, entry: Entry, ended: list[Sequence], now: float) -> None:
+        """Take in that step, which was over at `now`. ended: who ended with the token that it got."""
+        if self._cohort is None:
+            raise InvariantError("a step was taken by nobody")
+        self.allocator.step_over()
+        for seq, fed in zip(entry.seqs, entry.num_tokens, strict=True):
+            seq.computed += fed
+            samples = seq.computed == len(seq.request.prompt)
+            self.order.served(seq, fed, int(samples))
+            if not samples:
+                continue
+            if seq in ended:
+                seq.output, seq.token_s = self._cohort.first(seq), [now]
+                self._finish(seq, "length", now)
+            else:
+                self._cohort.begin(seq, now)
 
     @property
     def memory_blocked(self) -> bool:
         """Whether the next in line was refused its blocks when the last step was planned."""
         return self._blocked and len(self.order) > 0
 
-    def coasted(self, steps: Coasted, begun: float) -> list[Sequence]:
-        """Take in steps that nobody planned, the last of which began at `begun`; returns who finished. The allocator
-        has counted what they filled."""
+    def coasted(self, ends: list[float], begun: float) -> int:
+        """Take in steps that nobody planned, which ended then, the last of which began at `begun`. Returns how many had
+        been taken before, to be counted on from for `left`."""
         if self._cohort is None:
             raise InvariantError("steps were taken together by nobody")
-        self.allocator.time(begun)
-        self.allocator.step_over()
-        return self._advanced(self._cohort.coasted(steps), steps.ended, steps.ends[-1])
+        if self._caches:
+            self.allocator.time(begun)
+        before = self._cohort.steps
+        self._cohort.coasted(ends)
+        return before
+
+    def left(self, ended: list[Sequence], steps: int, now: float) -> list[Sequence]:
+        """Take in who ended in the last of so many steps, at `now`, up to which the allocator has counted what they
+        filled. Returns who finished, in order of admission."""
+        if self._cohort is None:
+            raise InvariantError("steps were taken together by nobody")
+        looked_at = self._cohort.left(ended, steps)
+        return self._advanced(looked_at, ended, now) if looked_at else looked_at
 
     def _finish(self, seq: Sequence, reason: str, now: float) -> None:
         """A request of a single output has ended."""
-        self._leave(seq, [seq])
+        self._stuck = False
+        self._released.append(self._return(seq, seq))
         self._stop(seq)
         seq.status, seq.finish_reason, seq.finish_s = Status.FINISHED, reason, now
         self.order.ended(seq)
@@ -427,6 +504,15 @@ class Scheduler:
         if seq.swapped:
             self._bring_back(plan, seq)
             return seq
+        grant = self._admit(seq, parts)
+        plan.admitted.append(Admitted(seq.row, seq.request, seq.token_ids(), list(grant.table), grant.filled))
+        if grant.copies or grant.loads:
+            plan.copies += [Copy(seq.row, *pair) for pair in grant.copies]
+            plan.loads += [Load(seq.id, *load) for load in grant.loads]
+        return seq
+
+    def _admit(self, seq: Sequence, parts: list[Sequence]) -> Grant:
+        """The next in line enters the batch."""
         # The first branch takes over what the trunk holds: until then that goes by its key, in its row.
         seq.index = parts[0].index
         grant = self.allocator.admit(seq)  # first: where it fails the request still waits
@@ -439,11 +525,13 @@ class Scheduler:
         self.running.append(seq)
         if self._cohort is not None:
             self._cohort.admitted(seq)
-        plan.admitted.append(Admitted(seq.row, seq.request, seq.token_ids(), grant.table, grant.filled))
-        if grant.copies or grant.loads:
-            plan.copies += [Copy(seq.row, *pair) for pair in grant.copies]
-            plan.loads += [Load(seq.id, *load) for load in grant.loads]
-        return seq
+        return grant
+
+    def _look_at_queue(self) -> None:
+        """A step is planned: whether the next in line was refused, and for want of blocks."""
+        waits = len(self.order) > 0
+        self._blocked = waits and self._head_lacks_blocks()
+        self._stuck = waits and (self._blocked or self._head_lacks_rows())
 
     def _head_lacks_rows(self) -> bool:
         head = self._next()
@@ -470,7 +558,7 @@ class Scheduler:
             self._cohort.admitted(seq)
         for part in seq.feeding:
             grant = back.grants[part.key]
-            plan.admitted.append(Admitted(part.row, seq.request, part.token_ids(), grant.table, grant.filled))
+            plan.admitted.append(Admitted(part.row, seq.request, part.token_ids(), list(grant.table), grant.filled))
         plan.swapped_in += back.pairs
         moved = len(back.pairs)
         plan.returned.append(Return(seq.id, moved, moved * self._host_block_bytes, back.attached))
@@ -481,7 +569,9 @@ class Scheduler:
 
     def _may_enter(self, seq: Sequence, without: Seq[Sequence] = ()) -> bool:
         """Whether there are rows and blocks for a waiting request, were those `without` not running."""
-        rows = len(self._rows) + sum([len(other.parts) for other in without])
+        rows = len(self._rows)
+        if without:
+            rows += sum([len(other.parts) for other in without])
         if rows < seq.num_parts:
             return False
         if not without:
@@ -522,7 +612,8 @@ class Scheduler:
         for part in victim.feeding:
             self._high_water[part.key] = max(self._high_water.get(part.key, 0), part.computed)
         parts = victim.parts
-        self._count_unused(victim, parts)
+        for part in parts:
+            part.slots_unused = self.allocator.unused(part.key, _holder(victim, part).computed)
         for part in victim.feeding:
             self.allocator.settle(part)
         taken = self.preemption.preempt(victim, copied)
@@ -557,22 +648,23 @@ class Scheduler:
     def _leave(self, request: Sequence, parts: list[Sequence]) -> None:
         """These sequences of a request have ended, or are dropped, and give everything back."""
         self._stuck = False
-        self._count_unused(request, parts)
-        allocator = self.allocator
-        for part in parts:
-            key = part.key
-            allocator.settle(_holder(request, part))
-            allocator.release(key)
-            self._high_water.pop(key, None)
-        rows = self._vacate(parts)
+        rows = [self._return(part, _holder(request, part)) for part in parts]
         self._released += rows
-        if self._forked or self._copies:
-            self._forked = [fork for fork in self._forked if fork.row not in rows]
-            self._copies = [copy for copy in self._copies if copy.row not in rows]
+        self._forked = [fork for fork in self._forked if fork.row not in rows]
+        self._copies = [copy for copy in self._copies if copy.row not in rows]
 
-    def _count_unused(self, request: Sequence, parts: list[Sequence]) -> None:
-        for part in parts:
-            part.slots_unused = self.allocator.unused(part.key, _holder(request, part).computed)
+    def _return(self, part: Sequence, holder: Sequence) -> int:
+        """A sequence gives back all that goes by its key, which `holder` computed, and its row; returns that."""
+        allocator, key, row = self.allocator, part.key, part.row
+        part.slots_unused = allocator.unused(key, holder.computed)
+        if self._caches:
+            allocator.settle(holder)
+        allocator.release(key)
+        if self._high_water:
+            self._high_water.pop(key, None)
+        self._rows.append(row)
+        part.row = -1
+        return row
 
     def _stop(self, request: Sequence) -> None:
         """A request runs no longer."""
@@ -626,4 +718,4 @@ class Scheduler:
 
 def _holder(request: Sequence, part: Sequence) -> Sequence:
     """Who computes what is held by this part's key: until the request forks, the trunk for the first of its parts."""
-    return request if part.key == request.key and not request.forked else part
+    return part if part is request or request.forked or part.key != request.key else request

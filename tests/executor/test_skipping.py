@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+import textwrap
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.allocator.stack_pool import StackPool
-from pagedlab.core.request import Status
-from pagedlab.engine import serve
+from pagedlab.core.errors import EngineStalled, InvariantError
+from pagedlab.core.request import Request, Status
+from pagedlab.engine import Engine, serve
 from pagedlab.executor.simulated import SimulatedExecutor
 from pagedlab.preemption.base import PREEMPTIONS
 from pagedlab.recorder.metrics import summarize
 from pagedlab.recorder.recorder import Recorder
+from pagedlab.recorder.timeline import Timeline
 from pagedlab.scheduler.batching.base import BATCHINGS
+from pagedlab.scheduler.batching.prefill_first import PrefillFirst
 from pagedlab.scheduler.order.base import Order
 from pagedlab.scheduler.order.fcfs import Fcfs
+from pagedlab.scheduler.owing import OwingCohort
+from pagedlab.scheduler.scheduler import Scheduler
 from tests.executor.policies import policies, requests_of
 from tests.hardware.devices import cost_model
 from tests.lab import make_scheduler
@@ -25,15 +36,20 @@ BLOCK = 4
 
 
 class Counted(SimulatedExecutor):
-    """How many steps were planned, and how many were not."""
+    """How many steps were planned, and how many were not: of prompts, and of those that decode."""
 
-    planned = coasted = 0
+    planned = entered = coasted = stretches = 0
 
     def execute(self, plan):
         self.planned += 1
         return super().execute(plan)
 
+    def enter(self, *args):
+        self.entered += 1
+        return super().enter(*args)
+
     def coast(self, *args):
+        self.stretches += 1
         steps = super().coast(*args)
         self.coasted += len(steps.ends)
         return steps
@@ -108,7 +124,7 @@ def test_skipping_is_the_same_as_planning_every_step(rows, chosen, **choices):
     for a, b in zip(stepped, skipped, strict=True):
         assert a == b  # the times to the last bit
     assert of_stepped == of_skipped
-    assert executor.planned + executor.coasted == of_skipped["steps"]
+    assert executor.planned + executor.entered + executor.coasted == of_skipped["steps"]
     assert all(seq.status in (Status.FINISHED, Status.REFUSED) for seq in recorder.sequences)
 
 
@@ -191,3 +207,104 @@ def test_requests_of_several_outputs_are_never_skipped():
     (stepped, *_), (skipped, _, executor, _) = compared([row] * 2, **CHOICES)
     assert stepped == skipped
     assert executor.coasted == 0
+
+
+# ---- more than one thing at a time ----------------------------------------------------------------------------------
+
+PIECES = [(18 + i, 40, 12, 0.02) for i in range(6)]
+ALONE = [
+    (4, 40, 3, 0.0),
+    (4, 40, 40, 0.0),
+    (4, 40, 40, 0.0),
+]  # of 16 blocks two of them need 22, when the first has gone
+
+
+def test_steps_of_prompts_need_no_plan_where_they_are_apart_from_decodes():
+    choices = CHOICES | {"batching": "prefill_first", "tokens": 32, "blocks": 200}
+    (stepped, *_), (skipped, _, executor, _) = compared(BUSY, **choices)
+    assert stepped == skipped
+    assert executor.entered > 8
+    assert executor.planned < 4  # the first step in which the next in line gets no row, and such
+
+
+def test_prompts_in_pieces_need_no_plan_but_for_a_last_piece_that_looks_like_a_decode():
+    choices = CHOICES | {"batching": "prefill_first", "tokens": 8, "blocks": 200}
+    (stepped, *_), (skipped, _, executor, _) = compared(PIECES, **choices)
+    assert stepped == skipped
+    assert executor.entered > 2 * len(PIECES)
+    assert executor.planned < executor.entered / 3
+
+
+def test_a_stretch_goes_on_when_somebody_ends():
+    rows = [(5, 40, 9 + 3 * i, 0.0) for i in range(8)]
+    choices = CHOICES | {"batching": "prefill_first", "tokens": 512, "blocks": 200}
+    (stepped, *_), (skipped, summary, executor, _) = compared(rows, **choices)
+    assert stepped == skipped
+    assert (executor.planned, executor.entered, executor.stretches) == (0, 1, 1)
+    assert executor.coasted == summary["steps"] - 1 == 9 + 3 * 7 - 1
+
+
+def test_a_stretch_ends_with_an_answer_to_which_somebody_has_a_question():
+    """It comes at once, so the stretch must not go on: two others run 30 steps longer."""
+
+    class Again:
+        turns = 1
+
+        def request(self, before, answer, ended_s):
+            return Request(9, np.arange(6, dtype=np.int32), 5, 5, ended_s)
+
+    requests = [Request(i, np.arange(4 + i, dtype=np.int32), 40, 10 + 15 * i) for i in range(3)]
+    requests[0] = replace(requests[0], follow_up=Again())
+    choices = CHOICES | {"batching": "prefill_first", "tokens": 512, "blocks": 200}
+    (stepped, *_), (skipped, _, executor, recorder) = (served(requests, skip, **choices) for skip in (False, True))
+    assert stepped == skipped
+    assert recorder.admitted_s[9] == recorder.sequences[0].finish_s
+    assert executor.stretches > 1
+
+
+FAULTS = {
+    "who_ended_still_grows": (OwingCohort, "_unplanned", "due[member.due] -= 1", "pass"),
+    "what_they_held_is_free_twice": (OwingCohort, "_unplanned", "left += ", "left += 2 * "),
+    "growth_is_that_of_the_step_before": (OwingCohort, "_unplanned", "due[step % size]", "due[(step - 1) % size]"),
+    "contexts_do_not_grow": (SimulatedExecutor, "coast", "blocks += enter[steps % size]", "pass"),
+    "they_are_priced_as_before_the_end": (SimulatedExecutor, "coast", "of_decodes(count", "of_decodes(together.count"),
+    "blocks_are_counted_from_the_first_piece": (
+        SimulatedExecutor,
+        "coast",
+        "blocks, grown_by = followed.blocks, 0",
+        "",
+    ),
+    "nobody_is_told_of_the_end": (SimulatedExecutor, "coast", "together.ended += ended", "pass"),
+    "it_goes_on_whoever_waits": (Scheduler, "coasting", "not (waits or", "not (False or"),
+    "a_prompt_is_fed_beyond_the_limit": (PrefillFirst, "enter", "whole=entry.total_tokens > 0", "whole=False"),
+    "a_prompt_in_pieces_is_forgotten": (PrefillFirst, "enter", "scheduler.prefilling()", "[]"),
+    "a_piece_is_a_whole_prompt": (
+        Scheduler,
+        "entered",
+        "samples = seq.computed == len(seq.request.prompt)",
+        "samples = 1",
+    ),
+    "who_waits_is_not_looked_at": (Scheduler, "entering", "self._look_at_queue()", "pass"),
+    "slots_are_those_of_the_first_piece": (Timeline, "_since", "steps = np.arange(1,", "steps = np.arange(0,"),
+    "who_ended_runs_on": (Engine, "_coast", "running - len(finished)", "running"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_seeded_fault_is_caught(name, monkeypatch):
+    owner, method, old, new = FAULTS[name]
+    source = textwrap.dedent(inspect.getsource(getattr(owner, method)))
+    assert old in source
+    namespace = {}
+    mutated = f"from __future__ import annotations\n{source.replace(old, new)}"
+    exec(compile(mutated, f"<mutated {method}>", "exec"), vars(sys.modules[owner.__module__]), namespace)
+    monkeypatch.setattr(owner, method, namespace[method])
+    different = False
+    for rows, tokens, blocks in ((BUSY, 8, 200), (BUSY, 32, 24), (PIECES, 8, 200), (ALONE, 512, 16)):
+        choices = CHOICES | {"batching": "prefill_first", "tokens": tokens, "blocks": blocks}
+        try:
+            (stepped, *_), (skipped, *_) = compared(rows, **choices)
+        except (InvariantError, EngineStalled, LookupError, ValueError):
+            return
+        different |= stepped != skipped
+    assert different

@@ -168,11 +168,11 @@ FAULTS = {
         "stretch(since, now)",
         "stretch(since - 1, now - 1)",
     ),
-    "an_end_is_not_settled": (Cohort, "took", "self._settle(member)", "pass"),
+    "an_end_is_not_settled": (Cohort, "left", "self._settle(member, steps)", "pass"),
     "nobody_is_told_of_the_end_of_it": (Cohort, "dissolve", "[], True", "[], False"),
-    "contexts_do_not_grow": (_Followed, "step", "self._blocks += self._enter[self._steps % self._size]", "pass"),
-    "who_ended_is_still_priced": (_Followed, "ended", "self._enter[enter] -= 1", "pass"),
-    "everybody_goes_on_a_step_longer": (_Followed, "ended", "== self._steps:", "== self._steps - 1:"),
+    "contexts_do_not_grow": (_Followed, "step", "self.blocks += self.enter[self.steps % self.size]", "pass"),
+    "who_ended_is_still_priced": (_Followed, "ended", "self.enter[enter] -= 1", "pass"),
+    "everybody_goes_on_a_step_longer": (_Followed, "ended", "== self.steps:", "== self.steps - 1:"),
 }
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from math import inf
 
 from pagedlab.allocator.base import Allocator
 from pagedlab.core.request import Sequence
+from pagedlab.core.wakeup import never
 from pagedlab.scheduler.admission.base import ADMISSIONS, Admission
 from pagedlab.settings import SchedulerSettings
 
@@ -23,5 +23,4 @@ class OnDemand(Admission):
         keep_free = self.watermark_blocks if running else 0
         return self.allocator.can_admit(seq, keep_free - freed)
 
-    def next_wakeup(self, now: float) -> float:
-        return inf
+    next_wakeup = never

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from math import inf
 
 from pagedlab.core.request import Sequence
+from pagedlab.core.wakeup import never
 from pagedlab.scheduler.admission.base import ADMISSIONS, Admission
 
 
@@ -19,5 +19,4 @@ class OneAtATime(Admission):
     def allows(self, seq: Sequence, running: Seq[Sequence], freed: int = 0) -> bool:
         return not running and self.allocator.can_admit(seq, -freed)
 
-    def next_wakeup(self, now: float) -> float:
-        return inf
+    next_wakeup = never

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from math import inf
 
 from pagedlab.core.request import Sequence
+from pagedlab.core.wakeup import never
 from pagedlab.scheduler.admission.base import ADMISSIONS, Admission
 
 
@@ -24,5 +24,4 @@ class ReserveOutput(Admission):
         most = sum(self.allocator.max_blocks(other.request) for other in (*running, seq))
         return most <= self.allocator.max_run and self.allocator.can_admit(seq, -freed)
 
-    def next_wakeup(self, now: float) -> float:
-        return inf
+    next_wakeup = never

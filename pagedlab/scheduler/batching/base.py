@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from pagedlab.core.plan import Plan
+from pagedlab.core.plan import Entry, Plan
 from pagedlab.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -27,6 +27,11 @@ class Batching(ABC):
     def left(self, plan: Plan) -> int:
         """Tokens that the step may still feed. Asked anew each time: who yields to somebody takes its own back."""
         return self.max_tokens - plan.total_tokens
+
+    def enter(self, entry: Entry, scheduler: Scheduler) -> None:  # noqa: B027 - of use where prompts have steps alone
+        """Where all who run decode, but for those in the middle of their prompts, and none who wait ever ran: the
+        prompts, if they are all that the next step feeds, by the scheduler's `feed` and `enter_next`. Where it feeds
+        none the step is planned."""
 
     def next_wakeup(self, now: float) -> float:
         """Until when (seconds) it decides the same over and over, if nobody arrives, is admitted or ends, and free

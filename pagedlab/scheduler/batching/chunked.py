@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from math import inf
-
 from pagedlab.core.plan import Plan
+from pagedlab.core.wakeup import never
 from pagedlab.scheduler.batching.base import BATCHINGS, Batching
 from pagedlab.scheduler.scheduler import Scheduler
 
@@ -25,5 +24,4 @@ class Chunked(Batching):
         while self.left(plan) > 0 and (new := scheduler.admit_next(plan)) is not None:
             scheduler.prefill(plan, new, self.left(plan))
 
-    def next_wakeup(self, now: float) -> float:
-        return inf
+    next_wakeup = never

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from math import inf
 
 from pagedlab.core.plan import Plan
 from pagedlab.core.request import Sequence
+from pagedlab.core.wakeup import never
 from pagedlab.scheduler.batching.base import BATCHINGS, Batching
 from pagedlab.scheduler.scheduler import Scheduler
 
@@ -31,8 +31,7 @@ class Iteration(Batching):
                 break
             scheduler.prefill(plan, new, self.left(plan))
 
-    def next_wakeup(self, now: float) -> float:
-        return inf
+    next_wakeup = never
 
     def _fits(self, scheduler: Scheduler, budget: int, seq: Sequence) -> bool:
         whole = sum(part.to_compute for part in seq.feeding) - scheduler.allocator.cached_tokens(seq)

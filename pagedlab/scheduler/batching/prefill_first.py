@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from math import inf
 
-from pagedlab.core.plan import Plan
+from pagedlab.core.plan import Entry, Plan
 from pagedlab.core.request import Sequence
+from pagedlab.core.wakeup import never
 from pagedlab.scheduler.batching.base import BATCHINGS, Batching
 from pagedlab.scheduler.scheduler import Scheduler
 
@@ -33,8 +33,15 @@ class PrefillFirst(Batching):
         while self.left(plan) > 0 and (back := scheduler.admit_next(plan, self._may_return)) is not None:
             scheduler.prefill(plan, back, self.left(plan))
 
-    def next_wakeup(self, now: float) -> float:
-        return inf
+    def enter(self, entry: Entry, scheduler: Scheduler) -> None:
+        most = self.max_tokens
+        for seq in scheduler.prefilling():
+            if entry.total_tokens < most:
+                scheduler.feed(entry, seq, most - entry.total_tokens)
+        while scheduler.enter_next(entry, most - entry.total_tokens, whole=entry.total_tokens > 0):
+            pass
+
+    next_wakeup = never
 
     def _may_return(self, seq: Sequence) -> bool:
         """In a step of decodes."""

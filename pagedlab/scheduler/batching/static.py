@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from pagedlab.core.plan import Plan
+from pagedlab.core.plan import Entry, Plan
 from pagedlab.core.request import Sequence
 from pagedlab.scheduler.batching.base import BATCHINGS
 from pagedlab.scheduler.batching.prefill_first import PrefillFirst
@@ -29,6 +29,9 @@ class Static(PrefillFirst):
         self._open = self._open or not scheduler.running
         super().fill(plan, scheduler)
         self._open = self._open and bool(plan.admitted or scheduler.prefilling())
+
+    def enter(self, entry: Entry, scheduler: Scheduler) -> None:
+        """Never: whoever enters opens or closes the batch."""
 
     def next_wakeup(self, now: float) -> float:
         """In an open batch the next step may be the one that closes it; a closed one stays so while anybody runs."""

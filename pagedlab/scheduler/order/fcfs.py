@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from math import inf
-
 from pagedlab.core.request import Sequence
+from pagedlab.core.wakeup import never
 from pagedlab.scheduler.order.base import ORDERS, Order
 
 
@@ -15,5 +14,4 @@ class Fcfs(Order):
     def key(self, seq: Sequence) -> float:
         return seq.request.arrival_s
 
-    def next_wakeup(self, now: float) -> float:
-        return inf
+    next_wakeup = never

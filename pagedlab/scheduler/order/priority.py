@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from math import inf
-
 from pagedlab.core.request import Sequence
+from pagedlab.core.wakeup import never
 from pagedlab.scheduler.order.base import ORDERS, Order
 
 
@@ -22,5 +21,4 @@ class Priority(Order):
     def key(self, seq: Sequence) -> tuple[int, float]:
         return seq.request.priority, seq.request.arrival_s
 
-    def next_wakeup(self, now: float) -> float:
-        return inf
+    next_wakeup = never

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import numpy as np
 
 from pagedlab.core.request import Sequence
+from pagedlab.core.wakeup import never
 from pagedlab.scheduler.order.base import ORDERS, Order
 
 
@@ -19,5 +18,4 @@ class Random(Order):
     def key(self, seq: Sequence) -> float:
         return float(np.random.default_rng((self.seed, seq.id)).random())
 
-    def next_wakeup(self, now: float) -> float:
-        return inf
+    next_wakeup = never

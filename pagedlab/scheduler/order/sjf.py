@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from math import inf
-
 from pagedlab.allocator.base import Allocator
 from pagedlab.core.request import Sequence
+from pagedlab.core.wakeup import never
 from pagedlab.scheduler.order.base import ORDERS, Order
 from pagedlab.scheduler.predictor.base import PREDICTORS
 from pagedlab.settings import SchedulerSettings
@@ -28,5 +27,4 @@ class Sjf(Order):
     def key(self, seq: Sequence) -> tuple[float, float]:
         return self.predictor.length(seq.request), seq.request.arrival_s
 
-    def next_wakeup(self, now: float) -> float:
-        return inf
+    next_wakeup = never
