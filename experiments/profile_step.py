@@ -128,11 +128,13 @@ class Stopwatch:
                 module.register_forward_hook(lambda m, args, out: self.leave())
 
     def rows(self, total: float, steps: int) -> list[dict[str, Any]]:
-        parts = dict(self.seconds)
+        parts, calls = dict(self.seconds), Counter(self.calls)
         if spent := parts.pop(_PROGRAM, 0.0):
             ticks = self._program.ticks() - self._ticks
             for part, share in ticks.items():
                 parts[part] = parts.get(part, 0.0) + spent * share / ticks.total()
+            for part, count in self._program.bodies().items():
+                calls[part] += count * self.calls[_PROGRAM]
         parts["engine loop"] = total - sum(parts.values())
         return [
             {
@@ -140,7 +142,7 @@ class Stopwatch:
                 "seconds": spent,
                 "share": spent / total,
                 "ms_per_step": 1e3 * spent / steps,
-                "calls": self.calls[part],
+                "calls": calls[part],
             }
             for part, spent in sorted(parts.items(), key=lambda item: -item[1])
         ]

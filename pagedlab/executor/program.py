@@ -171,6 +171,10 @@ class DecodeProgram:
         kept = [kind not in kinds for kind in self._kinds]
         self._run_list = self._list if all(kept) else self._list[kept]
 
+    def bodies(self) -> Counter[str]:
+        """How many there are of each kind."""
+        return Counter(self._kinds)
+
     def ticks(self) -> Counter[str]:
         """The processor's ticks so far, by kind of body, in runs from which none was left out."""
         ticks: Counter[str] = Counter()

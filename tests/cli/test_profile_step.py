@@ -36,7 +36,9 @@ def test_the_parts_of_a_run_sum_to_its_time(tmp_path, optimize, products):
     assert sum(row["share"] for row in rows.values()) == pytest.approx(1)
     assert all(row["seconds"] >= 0 for row in rows.values())
     layers = 2  # of tiny_llama
-    assert rows["KV write"]["calls"] == layers * summary["steps"]
+    writes = [row["calls"] for part, row in rows.items() if "KV write" in part]
+    assert len(writes) == {"none": 1, "auto": 2}[optimize]  # some steps run as a program
+    assert sum(writes) == layers * summary["steps"]
     assert rows["sampling"]["calls"] <= summary["steps"]
     assert rows["GEMMs"]["calls"] == layers * products * summary["steps"]
     assert {"attention, decode", "attention, prefill", "norms", "head", "input building"} <= set(rows)
