@@ -179,7 +179,8 @@ class Scheduler:
         ran_out = bool(plan.preempted) and any(record.reason == RAN_OUT for record in plan.preempted)
         waits = len(self.order) > 0
         self._blocked = waits and self._head_lacks_blocks()
-        self._stuck = waits and (self._blocked or self._head_lacks_rows())
+        shut = self.batching.closed and not self.allocator.grows
+        self._stuck = waits and (shut or self._blocked or self._head_lacks_rows())
         plan.memory_blocked = ran_out or self._blocked
         plan.stores = self.allocator.stored()
         self.admission.planned(self.running, ran_out)
