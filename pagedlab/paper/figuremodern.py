@@ -85,7 +85,7 @@ def _of(slots: str, system: str, bench: Bench) -> list[Point]:
     for seed in seeds:
         run = served(seed, RATE)
         sums.append(summarize(run.recorder, run.lab.executor.num_blocks, settings.block_size, "completed"))
-    knees = [capacity(partial(missed, seed), RATE, 1 - MET, 0.05) for seed in seeds]
+    knees = [capacity(partial(missed, seed), RATE, RATE, 1 - MET, 0.05) for seed in seeds]
     found: dict[tuple[str, float | None], list[float | None]] = {
         ("capacity_req_s", None): knees,
         ("waste_pct", RATE): [100 * of["kv_waste_fraction"] for of in sums],
