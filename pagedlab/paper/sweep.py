@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
 from matplotlib.figure import Figure as Drawing
 
-from pagedlab.paper.bench import Bench
+from pagedlab.paper.bench import Bench, Drafts
 from pagedlab.paper.capacity import capacity
 from pagedlab.paper.drawing import PAPER_NAMES, curve
 from pagedlab.paper.measures import normalized_latency_s
 from pagedlab.paper.overload import Overload
 from pagedlab.paper.points import Point, mean_of
 from pagedlab.settings import Settings
-from pagedlab.workload.assemble import Draft
 
 THRESHOLD_S = 0.5
 LATENCY, CAPACITY = "normalized_latency_s_per_token", "capacity_req_s"
@@ -37,7 +35,7 @@ class Sweep:
     share: float = 1.0
     most_seeds: int = 10
     tolerance: float = 0.03
-    drafts: Callable[[int, int], list[Draft]] | None = None
+    drafts: Drafts | None = None
 
     def points(self, bench: Bench, settings: Settings) -> list[Point]:
         seeds, drawn = bench.seeds[: self.most_seeds], dict[float, float]()
