@@ -15,6 +15,7 @@ from pagedlab.allocator.host import Host
 from pagedlab.allocator.paged import PagedAllocator
 from pagedlab.allocator.pool import BlockPool
 from pagedlab.allocator.prefixes import Prefixes
+from pagedlab.allocator.run_pool import RunPool
 from pagedlab.allocator.stack_pool import StackPool
 from pagedlab.allocator.tiers import Tier, Tiers
 from pagedlab.analysis.display import Display
@@ -251,12 +252,14 @@ def give_tiers(settings: Settings, scheduler: Scheduler, executor: Executor, blo
 
 
 def _pool(settings: Settings, num_blocks: int) -> BlockPool:
-    """Without a cache. In a simulation nobody reads a block: it needs no number unless shared, chosen or moved."""
+    """Without a cache. In a simulation nobody reads a block: it needs no look of its own unless shared or moved."""
     of = settings.sampling
     counted = settings.executor.name == "simulated" and settings.preemption.name == "recompute"
     counted = counted and not settings.record_blocks
     counted = counted and max(of.n, of.best_of or 1, of.beam_width) == 1
-    kind = StackPool if counted and ALLOCATORS[settings.allocator.name].grows else BlockPool
+    if not counted:
+        return BlockPool(num_blocks, settings.block_size)
+    kind = StackPool if ALLOCATORS[settings.allocator.name].grows else RunPool
     return kind(num_blocks, settings.block_size)
 
 

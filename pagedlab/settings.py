@@ -282,7 +282,8 @@ class ArrivalSettings:
 @dataclass
 class LengthSettings:
     """distribution: fixed (mean), uniform (low to high, both included), lognormal (mean of the lengths and sigma
-    of their logarithm, cut to low..high), paper_sharegpt or paper_alpaca (Fig. 11 of the PagedAttention paper)."""
+    of their logarithm, cut to low..high), paper_sharegpt or paper_alpaca (Fig. 11 of the PagedAttention paper; of its
+    bins, if low or high are given, what lies between them)."""
 
     distribution: str
     mean: Optional[float] = None

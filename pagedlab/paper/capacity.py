@@ -9,22 +9,24 @@ FAR = 1000.0
 
 
 def capacity(
-    latency: Callable[[float], float], start: float, threshold: float, tolerance: float = 0.03
+    latency: Callable[[float], float], low: float, high: float, threshold: float, tolerance: float = 0.03
 ) -> float | None:
     """The rate at which `latency`, which never falls, reaches `threshold`; within `tolerance` of it, relative.
 
-    start: any positive rate. It is raised or lowered by half until the crossing is between two rates, which bisection,
-    of their logarithms, then brings together. None where a rate far above or below does not reach it: of a trace that
-    is too short, or a threshold that even an idle system exceeds.
+    low, high: positive rates between which it is thought to be, or twice the same. Where it is not, they are moved on,
+    by half, until it is; bisection, of their logarithms, then brings them together. None where a rate far above or
+    below does not reach it: of a trace that is too short, or a threshold that even an idle system exceeds.
     """
-    low = high = start
+    most, least = FAR * high, low / FAR
     while latency(high) < threshold:
         low, high = high, 1.5 * high
-        if high > FAR * start:
+        if high > most:
             return None
-    while low == high or latency(low) >= threshold:
+    if low == high:
+        low = high / 1.5
+    while latency(low) >= threshold:
         low, high = low / 1.5, low
-        if high < start / FAR:
+        if high < least:
             return None
     while high / low > 1 + tolerance:
         middle = math.sqrt(low * high)

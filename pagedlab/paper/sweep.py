@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
 from matplotlib.figure import Figure as Drawing
 
-from pagedlab.paper.bench import Bench
+from pagedlab.paper.bench import Bench, Drafts
 from pagedlab.paper.capacity import capacity
 from pagedlab.paper.drawing import PAPER_NAMES, curve
 from pagedlab.paper.measures import normalized_latency_s
 from pagedlab.paper.overload import Overload
 from pagedlab.paper.points import Point, mean_of
 from pagedlab.settings import Settings
-from pagedlab.workload.assemble import Draft
 
 THRESHOLD_S = 0.5
 LATENCY, CAPACITY = "normalized_latency_s_per_token", "capacity_req_s"
@@ -37,31 +35,45 @@ class Sweep:
     share: float = 1.0
     most_seeds: int = 10
     tolerance: float = 0.03
-    drafts: Callable[[int, int], list[Draft]] | None = None
+    drafts: Drafts | None = None
 
     def points(self, bench: Bench, settings: Settings) -> list[Point]:
-        seeds = bench.seeds[: self.most_seeds]
+        seeds, drawn = bench.seeds[: self.most_seeds], dict[float, float]()
 
         @cache
         def latency(limit: float, seed: int, rate: float) -> float:
             """Below the limit exactly; else what it is at least."""
+            if seed == seeds[0] and rate in drawn:
+                return drawn[rate]
             over = Overload(limit)
             run = bench.serve(settings, rate, seed, share=self.share, drafts=self.drafts, stop=over)
             return normalized_latency_s(run) if over.bound is None else over.bound
 
-        points, crossed = [], self.rates[0][0]
+        points = []
         for rate, known in self.rates:
             value = latency(_LEAVES_S, seeds[0], rate)
             points.append(self._point(LATENCY, rate, {"value": value}, known))
-            crossed = rate
+            drawn[rate] = value
             if value >= _LEAVES_S:
                 break
-        begins = next((p.x for p in points if (p.value or 0.0) >= THRESHOLD_S), None) or crossed
-        knees = [capacity(partial(latency, THRESHOLD_S, seed), begins, THRESHOLD_S, self.tolerance) for seed in seeds]
+        low, high = _around(drawn)
+        knees: list[float | None] = []
+        for seed in seeds:
+            knees.append(knee := capacity(partial(latency, THRESHOLD_S, seed), low, high, THRESHOLD_S, self.tolerance))
+            if knee is not None:
+                # Other seeds' are near: between these two, most often, two halvings apart.
+                low, high = knee / (1 + 2 * self.tolerance), knee * (1 + 2 * self.tolerance)
         return [*points, self._point(CAPACITY, None, mean_of([*knees]), self.knee)]
 
     def _point(self, metric: str, x: float | None, mean: dict[str, float | None], known: float | None) -> Point:
         return Point(self.figure, self.workload, self.model, self.system, metric, x, **mean, published=known)
+
+
+def _around(drawn: dict[float, float]) -> tuple[float, float]:
+    """The two rates of a curve between which it reaches the threshold; twice its last where it does not."""
+    high = next((rate for rate, value in drawn.items() if value >= THRESHOLD_S), max(drawn))
+    below = [rate for rate, value in drawn.items() if value < THRESHOLD_S and rate < high]
+    return (below[-1] if below and drawn[high] >= THRESHOLD_S else high), high
 
 
 def evenly(*rates: float) -> tuple[tuple[float, float | None], ...]:

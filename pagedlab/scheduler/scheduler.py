@@ -531,7 +531,8 @@ class Scheduler:
         """A step is planned: whether the next in line was refused, and for want of blocks."""
         waits = len(self.order) > 0
         self._blocked = waits and self._head_lacks_blocks()
-        self._stuck = waits and (self._blocked or self._head_lacks_rows())
+        shut = self.batching.closed and not self.allocator.grows
+        self._stuck = waits and (shut or self._blocked or self._head_lacks_rows())
 
     def _head_lacks_rows(self) -> bool:
         head = self._next()

@@ -19,6 +19,8 @@ FIELDS = {
     "paper_alpaca": (),
 }
 PAPER_TRACES = {"paper_sharegpt": "ShareGPT", "paper_alpaca": "Alpaca"}
+# A histogram of the paper may be cut, and need not be.
+OPTIONAL = dict.fromkeys(PAPER_TRACES, ("low", "high"))
 
 
 def check_lengths(settings: LengthSettings, where: str) -> None:
@@ -30,7 +32,10 @@ def check_lengths(settings: LengthSettings, where: str) -> None:
     why = f", which {name} needs"
     for field in ("mean", "sigma", "low", "high"):
         value = getattr(settings, field)
-        if field not in FIELDS[name]:
+        if field in OPTIONAL.get(name, ()):
+            if value is not None:
+                whole(f"{where}.{field}", value, why=", or null")
+        elif field not in FIELDS[name]:
             if value is not None:
                 raise refused(f"{where}.{field}", value, f"null, as {name} has no {field}")
         elif field in ("low", "high"):
@@ -48,6 +53,7 @@ def draw_lengths(settings: LengthSettings, side: Side, count: int, rng: np.rando
 
     side: "input" or "output", the histogram to draw from where the paper prints one for each. Whoever draws both
     sides draws them independently: the paper does not publish how inputs and outputs pair.
+    paper_*: of a histogram's bins those within low..high, if given; a bin across a bound keeps its mass.
     lognormal: `mean` is the mean of the lengths before they are rounded and cut to low..high, which moves it.
     """
     # A field is null only where its distribution has no use for it, and so for what stands in for it here.
@@ -60,5 +66,6 @@ def draw_lengths(settings: LengthSettings, side: Side, count: int, rng: np.rando
         # E[exp(N(mu, sigma^2))] = exp(mu + sigma^2 / 2), solved for mu.
         drawn = rng.lognormal(math.log(mean) - sigma * sigma / 2, sigma, size=count)
     else:
-        drawn = paper_lengths(PAPER_TRACES[settings.distribution], side, rng.random(count))
+        trace = PAPER_TRACES[settings.distribution]
+        drawn = paper_lengths(trace, side, rng.random(count), settings.low, settings.high)
     return np.clip(np.rint(drawn), low, high).astype(np.int64)

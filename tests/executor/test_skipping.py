@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedlab.allocator.pool import BlockPool
+from pagedlab.allocator.run_pool import RunPool
 from pagedlab.allocator.stack_pool import StackPool
 from pagedlab.core.errors import EngineStalled, InvariantError
 from pagedlab.core.request import Request, Status
@@ -56,7 +57,7 @@ class Counted(SimulatedExecutor):
 
 
 def served(requests, skip, blocks, overlap, audit, **choices):
-    counted = choices["allocator"] == "paged" and choices["preemption"] == "recompute" and "prefix_cache" not in choices
+    counted = choices["preemption"] == "recompute" and "prefix_cache" not in choices
     fresh = skip and counted and all(request.width == 1 for request in requests)
     executor = Counted(cost_model(block_size=BLOCK), blocks, 50, overlap, num_host_blocks=blocks // 2)
     scheduler = make_scheduler(
@@ -67,7 +68,7 @@ def served(requests, skip, blocks, overlap, audit, **choices):
         foretold=executor.foretold,
         skip=skip,
         host_blocks=blocks // 2,
-        pool=StackPool if fresh else BlockPool,
+        pool=BlockPool if not fresh else StackPool if choices["allocator"] == "paged" else RunPool,
         **choices,
     )
     a = scheduler.allocator

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagedlab.paper.bench import Bench
+from pagedlab.paper.bench import Bench, _requests
 from pagedlab.paper.chats import Chats
 from pagedlab.paper.measures import memory_shares, normalized_latency_s
 from pagedlab.paper.points import mean_of
@@ -78,3 +78,36 @@ def test_a_chat_is_told_what_was_said_before_and_no_more_than_its_limit():
     assert continued > 100  # of 400: all but the last turn of each conversation, as long as it is not cut
     again = Chats(1024, 512, 1000)(400, 3)
     assert [draft.prompt.tobytes() for draft in again] == prompts
+
+
+def test_requests_that_are_drawn_once_are_those_of_every_rate(bench):
+    settings = bench.settings("orca_max", "alpaca")
+
+    def asked(bench, rate):
+        requests = bench.serve(settings, rate, 0).lab.requests
+        return [(one.id, one.prompt.tobytes(), one.max_tokens, one.sampling, one.arrival_s) for one in requests]
+
+    asked(bench, 4.0)
+    for rate in (2.0, 6.0):
+        assert asked(bench, rate) == asked(Bench(120.0, (0,)), rate)
+    other = bench.settings("orca_max", "sharegpt")
+    asked_other = [one.prompt_tokens for one in bench.serve(other, 1.0, 0).lab.requests]
+    assert asked_other != [one.prompt_tokens for one in bench.serve(settings, 1.0, 0).lab.requests]
+
+
+def test_lengths_are_what_the_benchmark_keeps(bench):
+    """At least four tokens each, and no more together than the model holds: then nobody is refused or cut short."""
+    served = bench.serve(bench.settings("vllm", "sharegpt"), 16.0, 0)
+    requests = served.lab.requests
+    assert len(requests) == 16 * 120
+    assert [one.id for one in requests] == list(range(len(requests)))
+    assert min(min(one.prompt_tokens, one.max_tokens) for one in requests) >= 4
+    assert 1800 < max(one.prompt_tokens + one.max_tokens for one in requests) <= 2048
+    assert max(one.prompt_tokens for one in requests) > 1024
+
+
+def test_lengths_keep_the_means_that_the_paper_prints(bench):
+    for workload, prompt, output in (("sharegpt", 161.31, 337.99), ("alpaca", 19.31, 58.45)):
+        requests = _requests(bench.settings("vllm", workload), 20_000, 0, None)
+        assert sum(one.prompt_tokens for one in requests) / len(requests) == pytest.approx(prompt, rel=0.03)
+        assert sum(one.max_tokens for one in requests) / len(requests) == pytest.approx(output, rel=0.03)

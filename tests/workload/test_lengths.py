@@ -74,6 +74,20 @@ def test_lengths_of_the_paper_fill_its_bins_by_their_mass(trace: str, side: Side
     assert drawn / MANY == pytest.approx(density.reshape(8, 16).sum(1) / density.sum(), abs=0.01)
 
 
+def test_a_bin_across_a_bound_keeps_its_mass_and_one_beyond_it_is_left_out() -> None:
+    histogram = paper_table()["Alpaca"]["output"]
+    edge = histogram["left"] + histogram["bin_width"]
+    whole = draw(LengthSettings("paper_alpaca"), "output")
+    cut = draw(LengthSettings("paper_alpaca", low=4), "output")
+    assert cut.min() == 4
+    assert (cut < edge).mean() == pytest.approx((whole < edge).mean(), abs=0.005)
+    assert cut.mean() == pytest.approx(histogram["printed_mean"], rel=0.03)
+    short = draw(LengthSettings("paper_alpaca", low=4, high=40), "output")
+    density = np.asarray(histogram["density_1e-6"])
+    assert (short.min(), short.max()) == (4, 40)
+    assert (short < edge).mean() == pytest.approx(density[0] / density[:4].sum(), abs=0.005)
+
+
 def test_the_table_of_the_paper_says_what_it_is() -> None:
     table = paper_table()
     assert "arXiv:2309.06180" in table["source"]
@@ -122,7 +136,9 @@ LOGNORMAL: dict[str, Any] = {"mean": 100, "sigma": 1, "low": 1, "high": 9}
         (LengthSettings("lognormal", **{**LOGNORMAL, "mean": None}), "mean=null: expected a number from"),
         (LengthSettings("lognormal", **{**LOGNORMAL, "low": 10}), "low=10: expected at most workload.prompt.high=9"),
         (LengthSettings("lognormal", **{**LOGNORMAL, "low": True}), "low=true: expected a whole number from 1"),
-        (LengthSettings("paper_alpaca", high=9), "high=9: expected null, as paper_alpaca has no high"),
+        (LengthSettings("paper_alpaca", mean=9), "mean=9: expected null, as paper_alpaca has no mean"),
+        (LengthSettings("paper_alpaca", low=0), "low=0: expected a whole number from 1"),
+        (LengthSettings("paper_alpaca", low=5, high=4), "low=5: expected at most workload.prompt.high=4"),
     ],
 )
 def test_what_cannot_work_or_would_do_nothing_is_refused(settings: LengthSettings, message: str) -> None:

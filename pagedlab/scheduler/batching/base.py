@@ -24,6 +24,11 @@ class Batching(ABC):
     @abstractmethod
     def fill(self, plan: Plan, scheduler: Scheduler) -> None: ...
 
+    @property
+    def closed(self) -> bool:
+        """Whether nobody is let in, whatever the memory, before somebody ends."""
+        return False
+
     def left(self, plan: Plan) -> int:
         """Tokens that the step may still feed. Asked anew each time: who yields to somebody takes its own back."""
         return self.max_tokens - plan.total_tokens

@@ -25,6 +25,10 @@ class Static(PrefillFirst):
         super().__init__(max_tokens)
         self._open = True
 
+    @property
+    def closed(self) -> bool:
+        return not self._open
+
     def fill(self, plan: Plan, scheduler: Scheduler) -> None:
         self._open = self._open or not scheduler.running
         super().fill(plan, scheduler)
