@@ -21,7 +21,7 @@ class ModelSettings:
     wins over `source`. dtype: float32, bfloat16, float16 or float64. config: a transformers config as a dict with
     `model_type`: `random` draws weights for it from `seed`, a simulation reads its sizes. provenance: where those are
     from. optimize: none, or auto: on a CPU what is known of its modules is replaced by faster ones that compute the
-    same (pagedlab/executor/optimize.py); the run's header and summary say what.
+    same (pagedlab/executor/optimize.py, program.py); the run's header and summary say what.
     """
 
     name: str
