@@ -28,9 +28,9 @@ from numba.extending import intrinsic
 TILE = 16  # tokens
 GROUP = 4  # query heads that share one pass over a tile; more take another pass, over what is in L1 by then
 
-_LANES = 16 if llvm.get_host_cpu_features().get("avx512f") else 8
+LANES = 16 if llvm.get_host_cpu_features().get("avx512f") else 8
 _CHUNKS = 4  # vectors of columns accumulated in registers at once, for each query head of a pass
-_ABREAST = 4 if _LANES == 16 else 2  # tokens scored at once: with GROUP heads, half of the registers are sums
+_ABREAST = 4 if LANES == 16 else 2  # tokens scored at once: with GROUP heads, half of the registers are sums
 _LINE = 64
 LOWEST = -1e30  # below every score, and the difference of two of them is finite
 # 2 ** x from -1/2 to 1/2, the highest power first.
@@ -77,13 +77,13 @@ def _variable(builder: ir.IRBuilder, value: Any) -> Any:
     return place
 
 
-def _splat(builder: ir.IRBuilder, number: Any, lanes: int) -> Any:
+def splat(builder: ir.IRBuilder, number: Any, lanes: int) -> Any:
     nothing = ir.Constant(ir.VectorType(number.type, lanes), ir.Undefined)
     first = builder.insert_element(nothing, number, _i32(0))
     return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_i32, lanes), [0] * lanes))
 
 
-def _larger(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
+def larger(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
@@ -112,7 +112,7 @@ def _totals(builder: ir.IRBuilder, vectors: list[Any]) -> Any:
     lanes = vectors[0].type.count
     if lanes == 1:
         first, *others = vectors
-        joined = _splat(builder, builder.extract_element(first, _i32(0)), _ABREAST)
+        joined = splat(builder, builder.extract_element(first, _i32(0)), _ABREAST)
         for i, one in enumerate(others, 1):
             joined = builder.insert_element(joined, builder.extract_element(one, _i32(0)), _i32(i))
         return joined
@@ -178,8 +178,8 @@ def _prefetch(builder: ir.IRBuilder, address: Any, at: Any, dim: Any, bits: int)
 
 def _widths(builder: ir.IRBuilder, dim: Any) -> tuple[tuple[int, Any, Any], tuple[int, Any, Any]]:
     """(lanes, first column, end) that cover dim columns: whole vectors, then one by one."""
-    whole = builder.and_(dim, _i64(-_LANES))
-    return (_LANES, _i64(0), whole), (1, whole, dim)
+    whole = builder.and_(dim, _i64(-LANES))
+    return (LANES, _i64(0), whole), (1, whole, dim)
 
 
 def _for_each_group(builder: ir.IRBuilder, group: Any, emit: Callable[[int], None]) -> None:
@@ -243,35 +243,35 @@ def tile_weights(typing: Any, group: Any, scores: Any, count: Any, maxima: Any, 
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
         group, scores, count, maxima, sums, decay = args
-        numbers = ir.VectorType(_i64, _LANES)
-        end = _splat(builder, count, _LANES)
-        lowest = ir.Constant(ir.VectorType(_f32, _LANES), [LOWEST] * _LANES)
+        numbers = ir.VectorType(_i64, LANES)
+        end = splat(builder, count, LANES)
+        lowest = ir.Constant(ir.VectorType(_f32, LANES), [LOWEST] * LANES)
         inside = [
-            builder.icmp_signed("<", ir.Constant(numbers, [t + i for i in range(_LANES)]), end)
-            for t in range(0, TILE, _LANES)
+            builder.icmp_signed("<", ir.Constant(numbers, [t + i for i in range(LANES)]), end)
+            for t in range(0, TILE, LANES)
         ]
 
         def emit(heads: int) -> None:
-            places = [[_i64(g * TILE + t) for t in range(0, TILE, _LANES)] for g in range(heads)]
+            places = [[_i64(g * TILE + t) for t in range(0, TILE, LANES)] for g in range(heads)]
             tiles = [
                 [
-                    builder.select(known, _read(builder, scores, place, 32, _LANES), lowest)
+                    builder.select(known, _read(builder, scores, place, 32, LANES), lowest)
                     for known, place in zip(inside, row, strict=True)
                 ]
                 for row in places
             ]
-            largest = [reduce(partial(_larger, builder), tile) for tile in tiles]
+            largest = [reduce(partial(larger, builder), tile) for tile in tiles]
             before = _read(builder, maxima, _i64(0), 32, heads)
-            now = _larger(builder, before, _first(builder, fold(builder, _larger, largest, _LANES), heads))
+            now = larger(builder, before, _first(builder, fold(builder, larger, largest, LANES), heads))
             shrink = exp2(builder, builder.fsub(before, now))
             totals = []
             for g, (tile, row) in enumerate(zip(tiles, places, strict=True)):
-                top = _splat(builder, builder.extract_element(now, _i32(g)), _LANES)
+                top = splat(builder, builder.extract_element(now, _i32(g)), LANES)
                 weights = [exp2(builder, builder.fsub(vector, top)) for vector in tile]
                 for weight, place in zip(weights, row, strict=True):
                     _write(builder, weight, scores, place)
                 totals.append(reduce(partial(_sum, builder), weights))
-            total = _first(builder, fold(builder, _sum, totals, _LANES), heads)
+            total = _first(builder, fold(builder, _sum, totals, LANES), heads)
             sums_before = _read(builder, sums, _i64(0), 32, heads)
             _write(builder, _multiply_add(builder, sums_before, shrink, total), sums, _i64(0))
             _write(builder, now, maxima, _i64(0))
@@ -300,7 +300,7 @@ def tile_values(
         def emit(heads: int) -> None:
             with cgutils.for_range(builder, count) as loop:
                 _prefetch(builder, values, builder.add(_int64_at(builder, next_rows, loop.index), column), dim, width)
-            whole = builder.and_(dim, _i64(-_LANES * _CHUNKS))
+            whole = builder.and_(dim, _i64(-LANES * _CHUNKS))
             (lanes, _, end), (one, rest, last) = _widths(builder, dim)
             for first, stop, width_of_one, chunks in (
                 (_i64(0), whole, lanes, _CHUNKS),
@@ -314,7 +314,7 @@ def tile_values(
             """All tokens of the tile, for `chunks` vectors of columns from `at` on: their sums stay in registers."""
             places, totals = [], []
             for g in range(heads):
-                factor = _splat(builder, _float_at(builder, decay, _i64(g)), lanes)
+                factor = splat(builder, _float_at(builder, decay, _i64(g)), lanes)
                 for c in range(chunks):
                     place = builder.add(builder.mul(dim, _i64(g)), builder.add(at, _i64(c * lanes)))
                     before = builder.fmul(_read(builder, sums, place, 32, lanes), factor)
@@ -326,7 +326,7 @@ def tile_values(
                 value = [_read(builder, values, place, width, lanes) for place in places_in_row]
                 for g in range(heads):
                     weight = _float_at(builder, weights, builder.add(loop.index, _i64(g * TILE)))
-                    factor = _splat(builder, weight, lanes)
+                    factor = splat(builder, weight, lanes)
                     for c in range(chunks):
                         total = totals[g * chunks + c]
                         builder.store(_multiply_add(builder, value[c], factor, builder.load(total)), total)
@@ -383,6 +383,6 @@ def power_of_two(typing: Any, x: Any) -> Any:
     """2 ** x in fp32 for x <= 0."""
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
-        return builder.extract_element(exp2(builder, _splat(builder, args[0], 1)), _i32(0))
+        return builder.extract_element(exp2(builder, splat(builder, args[0], 1)), _i32(0))
 
     return types.float32(types.float32), generate

@@ -89,9 +89,9 @@ def lay_out_body(bits: int) -> Any:
 def prefill_body(bits: int) -> Any:
     """Fields: 0 next item, 1 next thread, 2 items (tiles times KV heads), 3 tiles (int64 [tiles, ITEM], longest
     first), 4 prompts (int64 [prompts, PROMPT]), 5 of each prompt the first piece of its first head, 6 queries
-    [T, H, D],
-    7 keys, 8 values (as `lay_out_body` leaves them), 9 out [T, H, D], 10 scratch, 11 bytes of it a thread, 12 KV heads,
-    13 group, 14 D, 15 address of the factor of the scores (scale times log2 e, fp32), 16 window, or 0 for all."""
+    [T, H, D], 7 keys, 8 values (as `lay_out_body` leaves them), 9 out [T, H, D], 10 scratch, 11 bytes of it a thread,
+    12 KV heads, 13 group, 14 D, 15 address of the factor of the scores (scale times log2 e, fp32), 16 window, or 0 for
+    all."""
     vectors, size = _VECTORS, bits // 8
 
     def prefill(fields: Any) -> None:

@@ -11,8 +11,6 @@ from pagedlab.core.errors import ConfigError
 from pagedlab.kernels.memory import zeros
 from pagedlab.kernels.threads import run
 
-DTYPES = (torch.float32, torch.bfloat16)
-
 
 class Product:
     """x [rows, in_features] times weight^T plus bias, fp32 sums rounded once. Keeps no other copy of the weight

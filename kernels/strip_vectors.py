@@ -18,14 +18,12 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from pagedlab.kernels.cpu_vectors import LOWEST, exp2, fold
+from pagedlab.kernels.cpu_vectors import LANES, LOWEST, exp2, fold, splat
 
-_FEATURES = llvm.get_host_cpu_features()
-_LANES = 16 if _FEATURES.get("avx512f") else 8
 _VECTORS = 2  # side by side
-WIDTH = _LANES * _VECTORS
-ROWS = 12 if _LANES == 16 else 6  # with _VECTORS each, sums for all but a few of the registers
-_PAIRS = bool(_FEATURES.get("avx512bf16"))  # an instruction for two products of bf16 a lane
+WIDTH = LANES * _VECTORS
+ROWS = 12 if LANES == 16 else 6  # with _VECTORS each, sums for all but a few of the registers
+_PAIRS = bool(llvm.get_host_cpu_features().get("avx512bf16"))  # an instruction for two products of bf16 a lane
 _AHEAD = 2048  # bytes of the weight asked for before they are read: the hardware does not look past a page
 
 _i8, _i16, _i32, _i64, _f32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -45,14 +43,8 @@ class _BFloat(ir.Type):
         return hash(_BFloat)
 
 
-def _vector(element: ir.Type, lanes: int = _LANES) -> Any:
+def _vector(element: ir.Type, lanes: int = LANES) -> Any:
     return ir.VectorType(element, lanes)
-
-
-def _splat(builder: ir.IRBuilder, number: Any) -> Any:
-    nothing = ir.Constant(_vector(number.type), ir.Undefined)
-    first = builder.insert_element(nothing, number, _i32(0))
-    return builder.shuffle_vector(first, nothing, ir.Constant(_vector(_i32), [0] * _LANES))
 
 
 def _load(builder: ir.IRBuilder, address: Any, kind: Any, align: int) -> Any:
@@ -65,8 +57,8 @@ def _add(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
 
 def _halves(builder: ir.IRBuilder, pairs: Any) -> tuple[Any, Any]:
     """The two bf16 of each lane as fp32, the one that lies first in memory first."""
-    first = builder.shl(pairs, ir.Constant(pairs.type, [16] * _LANES))
-    second = builder.and_(pairs, ir.Constant(pairs.type, [-65536] * _LANES))
+    first = builder.shl(pairs, ir.Constant(pairs.type, [16] * LANES))
+    second = builder.and_(pairs, ir.Constant(pairs.type, [-65536] * LANES))
     kind = _vector(_f32)
     return builder.bitcast(first, kind), builder.bitcast(second, kind)
 
@@ -78,7 +70,7 @@ def _accumulate(builder: ir.IRBuilder, total: Any, x: Any, weight: Any, bits: in
         for a, b in zip(_halves(builder, x), _halves(builder, weight), strict=True):
             total = _add(builder, builder.fmul(a, b, flags=_FUSED), total)
         return total
-    kind = _vector(_BFloat(), 2 * _LANES)
+    kind = _vector(_BFloat(), 2 * LANES)
     signature = ir.FunctionType(total.type, [total.type, kind, kind])
     dot = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx512bf16.dpbf16ps.512")
     return builder.call(dot, [total, builder.bitcast(x, kind), builder.bitcast(weight, kind)])
@@ -89,7 +81,7 @@ def _rounded(builder: ir.IRBuilder, vector: Any) -> Any:
     wide = _vector(_i32)
 
     def number(value: int) -> Any:
-        return ir.Constant(wide, [value] * _LANES)
+        return ir.Constant(wide, [value] * LANES)
 
     whole = builder.bitcast(vector, wide)
     odd = builder.and_(builder.lshr(whole, number(16)), number(1))
@@ -102,7 +94,7 @@ def _read(builder: ir.IRBuilder, address: Any, bits: int) -> Any:
     if bits == 32:
         return _load(builder, address, _vector(_f32), 4)
     halves = builder.zext(_load(builder, address, _vector(_i16), 2), _vector(_i32))
-    return builder.bitcast(builder.shl(halves, ir.Constant(_vector(_i32), [16] * _LANES)), _vector(_f32))
+    return builder.bitcast(builder.shl(halves, ir.Constant(_vector(_i32), [16] * LANES)), _vector(_f32))
 
 
 def _write(builder: ir.IRBuilder, vector: Any, address: Any, bits: int) -> None:
@@ -131,7 +123,7 @@ def few_rows(
         word = _f32 if width == 32 else _i32
 
         def emit(count: int) -> None:
-            zero = ir.Constant(_vector(_f32), [0.0] * _LANES)
+            zero = ir.Constant(_vector(_f32), [0.0] * LANES)
             sums = [[cgutils.alloca_once(builder, zero.type) for _ in range(_VECTORS)] for _ in range(count)]
             for one in chain(*sums):
                 builder.store(zero, one)
@@ -142,14 +134,14 @@ def few_rows(
                 for line in range(0, 4 * WIDTH, 64):
                     _prefetch(builder, builder.add(place, _i64(_AHEAD + line)))
                 weights = [
-                    _load(builder, builder.add(place, _i64(4 * _LANES * v)), _vector(word), 4) for v in range(_VECTORS)
+                    _load(builder, builder.add(place, _i64(4 * LANES * v)), _vector(word), 4) for v in range(_VECTORS)
                 ]
                 for start, row in zip(starts, sums, strict=True):
-                    factor = _splat(builder, _load(builder, builder.add(start, offset), word, 2))
+                    factor = splat(builder, _load(builder, builder.add(start, offset), word, 2), LANES)
                     for weight, one in zip(weights, row, strict=True):
                         builder.store(_accumulate(builder, builder.load(one), factor, weight, width), one)
             for v in range(_VECTORS):
-                column = _i64(v * _LANES * width_out // 8)
+                column = _i64(v * LANES * width_out // 8)
                 for added, a_row in ((bias, _i64(0)), (more, out_bytes)):
                     with builder.if_then(builder.icmp_signed("!=", added, _i64(0))):
                         for r, row in enumerate(sums):
@@ -180,15 +172,15 @@ def soften(
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
         _, scores, low, high, count, factor, weights, maximum, total = args
         number, lanes = _vector(_f32), _vector(_i64)
-        lowest = ir.Constant(number, [LOWEST] * _LANES)
-        own = ir.Constant(lanes, list(range(_LANES)))
-        bounds = [_splat(builder, bound) for bound in (low, high)]
-        factors = _splat(builder, factor)
-        end = builder.and_(builder.add(high, _i64(_LANES - 1)), _i64(-_LANES))
+        lowest = ir.Constant(number, [LOWEST] * LANES)
+        own = ir.Constant(lanes, list(range(LANES)))
+        bounds = [splat(builder, bound, LANES) for bound in (low, high)]
+        factors = splat(builder, factor, LANES)
+        end = builder.and_(builder.add(high, _i64(LANES - 1)), _i64(-LANES))
 
         def scaled(at: Any) -> Any:
             place = builder.add(scores, builder.mul(at, _i64(4)))
-            index = builder.add(_splat(builder, at), own)
+            index = builder.add(splat(builder, at, LANES), own)
             seen = builder.icmp_signed(">=", index, bounds[0])
             seen = builder.and_(seen, builder.icmp_signed("<", index, bounds[1]))
             value = builder.fmul(_load(builder, place, number, 4), factors)
@@ -196,7 +188,7 @@ def soften(
 
         best, sums = (cgutils.alloca_once(builder, number) for _ in range(2))
         builder.store(lowest, best)
-        with cgutils.for_range_slice(builder, _i64(0), end, _i64(_LANES)) as (at, _):
+        with cgutils.for_range_slice(builder, _i64(0), end, _i64(LANES)) as (at, _):
             value, before = scaled(at)[0], builder.load(best)
             builder.store(builder.select(builder.fcmp_unordered(">", value, before), value, before), best)
         places = [builder.inttoptr(address, _f32.as_pointer()) for address in (maximum, total)]
@@ -205,20 +197,20 @@ def soften(
         def larger(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
             return builder.select(builder.fcmp_unordered(">", a, b), a, b)
 
-        found = builder.extract_element(fold(builder, larger, [builder.load(best)], _LANES), _i32(0))
+        found = builder.extract_element(fold(builder, larger, [builder.load(best)], LANES), _i32(0))
         now = larger(builder, found, before)
-        nows = _splat(builder, now)
-        builder.store(ir.Constant(number, [0.0] * _LANES), sums)
-        zero = ir.Constant(number, [0.0] * _LANES)
-        with cgutils.for_range_slice(builder, _i64(0), end, _i64(_LANES)) as (at, _):
+        nows = splat(builder, now, LANES)
+        builder.store(ir.Constant(number, [0.0] * LANES), sums)
+        zero = ir.Constant(number, [0.0] * LANES)
+        with cgutils.for_range_slice(builder, _i64(0), end, _i64(LANES)) as (at, _):
             value, seen = scaled(at)
             weight = builder.select(seen, exp2(builder, builder.fsub(value, nows)), zero)
             builder.store(_add(builder, builder.load(sums), weight), sums)
             _write(builder, weight, builder.add(weights, builder.mul(at, _i64(width // 8))), width)
-        with cgutils.for_range_slice(builder, end, count, _i64(_LANES)) as (at, _):
+        with cgutils.for_range_slice(builder, end, count, _i64(LANES)) as (at, _):
             _write(builder, zero, builder.add(weights, builder.mul(at, _i64(width // 8))), width)
-        decay = builder.extract_element(exp2(builder, builder.fsub(_splat(builder, before), nows)), _i32(0))
-        added = builder.extract_element(fold(builder, _add, [builder.load(sums)], _LANES), _i32(0))
+        decay = builder.extract_element(exp2(builder, builder.fsub(splat(builder, before, LANES), nows)), _i32(0))
+        added = builder.extract_element(fold(builder, _add, [builder.load(sums)], LANES), _i32(0))
         builder.store(now, places[0])
         builder.store(_add(builder, builder.fmul(builder.load(places[1]), decay), added), places[1])
         return decay

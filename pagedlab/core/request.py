@@ -98,8 +98,7 @@ class Request:
     @property
     def width(self) -> int:
         """Sequences that run side by side to serve it."""
-        s = self.sampling
-        return s.beam_width if s.beam_width > 1 else s.best_of or s.n
+        return self.sampling.width
 
 
 class FollowUp(Protocol):

@@ -76,7 +76,7 @@ class DecodeGraphs:
         _fill(fed.batch.slot_mapping, step.slot_mapping, -1)
         _fill(fed.batch.context_lens, step.context_lens, 1)
         fed.batch.block_tables.zero_()
-        tables = _pinned(torch.from_numpy(step.block_tables), device)
+        tables = pinned(torch.from_numpy(step.block_tables), device)
         fed.batch.block_tables[:count, : tables.shape[1]].copy_(tables, non_blocking=True)
         return replay()[:count]
 
@@ -104,10 +104,10 @@ class DecodeGraphs:
 
 def _fill(target: torch.Tensor, values: np.ndarray, padding: int) -> None:
     target.fill_(padding)
-    source = _pinned(torch.from_numpy(values).to(target.dtype), target.device)
+    source = pinned(torch.from_numpy(values).to(target.dtype), target.device)
     target[: len(values)].copy_(source, non_blocking=True)
 
 
-def _pinned(source: torch.Tensor, device: torch.device) -> torch.Tensor:
+def pinned(source: torch.Tensor, device: torch.device) -> torch.Tensor:
     """For a copy that the host need not wait for, if it is to a GPU."""
     return source.pin_memory() if device.type == "cuda" else source

@@ -18,7 +18,7 @@ from pagedlab.core.plan import Choice, Copy, Outcome, Plan
 from pagedlab.executor.base import EXECUTORS, CachePlan, Executor, finish_reason
 from pagedlab.executor.choices import choose
 from pagedlab.executor.decoder_parts import NoProgram
-from pagedlab.executor.graphs import DecodeGraphs, Fed, Record, cuda_record
+from pagedlab.executor.graphs import DecodeGraphs, Fed, Record, cuda_record, pinned
 from pagedlab.executor.inputs import InputBuilder, StepInputs
 from pagedlab.executor.optimize import optimize
 from pagedlab.executor.program import DecodeProgram
@@ -212,11 +212,7 @@ class TorchExecutor(Executor):
         """Logits of the sampled tokens: [R, V]."""
 
         def to(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-            host = torch.from_numpy(array).to(dtype)
-            if self.device.type != "cuda":
-                return host
-            # From pinned memory, so that the host need not wait until the GPU has come to the copy.
-            return host.pin_memory().to(self.device, non_blocking=True)
+            return pinned(torch.from_numpy(array).to(dtype), self.device).to(self.device, non_blocking=True)
 
         if self.program is not None and step.is_decode:
             return self.program.run(step)
