@@ -45,7 +45,7 @@ def paper_job(job: Job, interrupts: Interrupts) -> None:
             if choice.progress and console.is_terminal:
                 status.update(what)
 
-        bench = Bench(choice.trace_s, choice.seeds, tick, choice.most_requests)
+        bench = Bench(choice.trace_s, choice.seeds, tick, choice.most_requests, choice.traces)
         for figure, points in compute(job.folder, choice, bench):
             done[figure] = points
             show(console, figure, points)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 from hydra import compose
 
 from pagedlab.config import load_settings
@@ -20,6 +21,7 @@ from pagedlab.workload.arrival import arrival_times
 from pagedlab.workload.assemble import Draft, assemble
 
 Drafts = Callable[[int, int], list[Draft]]
+Times = Callable[[float, int, int], np.ndarray]
 MODEL = "opt_13b"
 HARDWARE = "a100_40gb"
 ORCAS = ("orca_max", "orca_pow2", "orca_oracle")
@@ -79,6 +81,8 @@ class Bench:
     where all of them are served to their ends.
     seeds: each draws another trace.
 
+    traces: of recorded workloads that were given, name -> file.
+
     tick: called before every run with what it is; it may raise to end the study.
     """
 
@@ -86,6 +90,7 @@ class Bench:
     seeds: tuple[int, ...]
     tick: Callable[[str], None] = _silent
     most_requests: int = 100_000
+    traces: dict[str, str] = field(default_factory=dict)
     _composed: dict[tuple[str, ...], Settings] = field(default_factory=dict)
     _drawn: tuple[object, ...] = ()
     _requests: list[Request] = field(default_factory=list)
@@ -113,16 +118,19 @@ class Bench:
         share: float = 1.0,
         drafts: Drafts | None = None,
         stop: Callable[[Lab, Recorder], bool] = _never,
+        times: Times | None = None,
     ) -> Served:
         """Requests arrive for trace_s seconds at `rate` a second, Poisson. drain: until all have ended; else the run
         stops soon after the last arrival. share: of that time, and of most_requests. drafts: (count, seed) -> the
-        requests, in the place of drawn ones. stop: asked between any two steps whether to stop there."""
+        requests, in the place of drawn ones. stop: asked between any two steps whether to stop there. times: (rate,
+        count, seed) -> seconds of the arrivals, float64 [count], ascending, in the place of Poisson's."""
         self.tick(f"{settings.system.name} at {rate:.4g} req/s, seed {seed}")
         settings.seed = seed
         settings.workload.arrival.rate = rate
         share *= SERVERS[settings.model.name].share if settings.model.name in SERVERS else 1.0
         count = max(1, round((min(rate * self.trace_s, self.most_requests) if drain else rate * self.trace_s) * share))
-        lab, recorder = self._lab(settings, count, seed, drafts), Recorder()
+        at = times(rate, count, seed) if times else arrival_times(settings.workload.arrival, count, seed)
+        lab, recorder = self._lab(settings, at, seed, drafts), Recorder()
         last = float(lab.requests[-1].arrival_s)
 
         def stops() -> bool:
@@ -131,18 +139,19 @@ class Bench:
         serve(lab.requests, lab.scheduler, lab.executor, recorder, stops)
         return Served(lab, recorder, last)
 
-    def _lab(self, settings: Settings, count: int, seed: int, drafts: Drafts | None) -> Lab:
+    def _lab(self, settings: Settings, times: np.ndarray, seed: int, drafts: Drafts | None) -> Lab:
         """The engine and its requests. Those of one workload and seed differ by their times alone at another rate: they
         are drawn once, as the first of many are those of a few."""
-        arrival = settings.workload.arrival
+        count = len(times)
         lengths = repr(replace(settings.workload, arrival=None, num_requests=0))
         drawn = (settings.model.name, lengths, repr(settings.sampling), drafts, seed)
         if drawn != self._drawn or len(self._requests) < count:
             self._drawn, self._requests = drawn, _requests(settings, count, seed, drafts)
         settings.workload.num_requests = 1
-        lab, times = build(settings, Interrupts()), arrival_times(arrival, count, seed).tolist()
+        lab = build(settings, Interrupts())
         lab.requests = [
-            replace(one, id=i, arrival_s=at) for i, (one, at) in enumerate(zip(self._requests, times, strict=False))
+            replace(one, id=i, arrival_s=at)
+            for i, (one, at) in enumerate(zip(self._requests, times.tolist(), strict=False))
         ]
         return lab
 

@@ -23,7 +23,8 @@ def run_all(names: list[Name], bench: Bench, workers: int) -> Iterator[tuple[Nam
             yield name, _points(name, bench)
         return
     context = multiprocessing.get_context("spawn")
-    still = Bench(bench.trace_s, bench.seeds, most_requests=bench.most_requests)  # what may tell the user cannot travel
+    # What may tell the user cannot travel.
+    still = Bench(bench.trace_s, bench.seeds, most_requests=bench.most_requests, traces=bench.traces)
     with ProcessPoolExecutor(min(workers, len(names)), context, _begin) as pool:
         try:
             open_parts = {pool.submit(_points, name, still): name for name in names}

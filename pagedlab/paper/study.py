@@ -21,6 +21,7 @@ from pagedlab.paper.page import page
 from pagedlab.paper.points import MOST_SEEDS, SCHEMA, Point, rows_of, table_of
 from pagedlab.paper.pool import run_all
 from pagedlab.paper.report import report
+from pagedlab.paper.traces import READ as RECORDED
 from pagedlab.recorder.folder import write_atomic, write_json, write_table
 from pagedlab.workload.checks import number, whole
 
@@ -28,7 +29,7 @@ from pagedlab.workload.checks import number, whole
 @dataclass(frozen=True, slots=True)
 class Choice:
     """figures: their numbers, in order. trace_s, most_requests: requests arrive for so long, or until they are so many.
-    seeds: of the traces. workers: processes."""
+    seeds: of the traces. workers: processes. traces: recorded workloads of the modern study, name -> file."""
 
     figures: tuple[str, ...]
     trace_s: float
@@ -36,9 +37,10 @@ class Choice:
     seeds: tuple[int, ...]
     workers: int
     progress: bool
+    traces: dict[str, str]
 
 
-_SETTINGS = ("figure", "trace_s", "most_requests", "seeds", "workers", "progress")
+_SETTINGS = ("figure", "trace_s", "most_requests", "seeds", "workers", "progress", *RECORDED)
 
 
 def choice_of(config: DictConfig) -> Choice:
@@ -69,7 +71,19 @@ def choice_of(config: DictConfig) -> Choice:
     if workers is None:
         workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     whole("workers", workers, why=", or null for as many as there are cores")
-    return Choice(figures, float(given["trace_s"]), given["most_requests"], tuple(seeds), workers, given["progress"])
+    traces = {name: _file(name, given[name]) for name in RECORDED if given[name] is not None}
+    if traces and MODERN not in figures:
+        name, path = next(iter(traces.items()))
+        raise ConfigError(f"{name}={path}: no figure of the paper has it, expected figure={MODERN} with it")
+    return Choice(
+        figures, float(given["trace_s"]), given["most_requests"], tuple(seeds), workers, given["progress"], traces
+    )
+
+
+def _file(name: str, path: object) -> str:
+    if not isinstance(path, str) or not Path(path).is_file():
+        raise ConfigError(f"{name}={path}: no such file, expected a trace that workload={name} reads")
+    return path
 
 
 def compute(folder: Path, choice: Choice, bench: Bench) -> Iterator[tuple[str, list[Point]]]:
@@ -98,6 +112,7 @@ def _key(figure: str, choice: Choice) -> dict[str, Any]:
         "trace_s": choice.trace_s,
         "most_requests": choice.most_requests,
         "seeds": list(choice.seeds),
+        "traces": {name: Path(path).name for name, path in choice.traces.items()} if figure == MODERN else {},
         "code": code_key(figure),
     }
 

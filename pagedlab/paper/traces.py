@@ -1,0 +1,61 @@
+"""Recorded workloads: windows of their requests, with the gaps between them, at another rate."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from hydra import compose
+
+from pagedlab.config import load_settings
+from pagedlab.core.request import Request
+from pagedlab.interrupts import Interrupts
+from pagedlab.run import build
+from pagedlab.workload.assemble import Draft
+
+# name -> what is to be read of a file, for `windows` of WINDOW requests.
+READ = {"azure": "workload.num_requests={}", "mooncake": "workload.limit={}"}
+WINDOW = 1200
+
+
+class Recorded:
+    """A trace as `Bench.serve` takes it: seed 0 is its first WINDOW requests, each other seed those after.
+
+    longest: prompts that are longer together with their outputs are left out. overrides: of the server that is to
+    have it. To be made in a Hydra application. WorkloadError.
+    """
+
+    def __init__(self, name: str, path: str, windows: int, longest: int, overrides: tuple[str, ...]):
+        config = compose(
+            "config", overrides=["executor=simulated", f"workload={name}", READ[name].format("null"), *overrides]
+        )
+        config.workload.path = path
+        # A few more, as some are left out; no trace needs to be read whole.
+        setattr(config.workload, READ[name].split("=")[0].removeprefix("workload."), 3 * windows * WINDOW)
+        requests = build(load_settings(config), Interrupts()).requests
+        self._requests = [one for one in requests if one.prompt_tokens + one.max_tokens <= longest]
+        self._recorded_s = np.array([one.arrival_s for one in self._requests])
+
+    def drafts(self, count: int, seed: int) -> list[Draft]:
+        return [_draft(one) for one in self._requests[self._window(count, seed)]]
+
+    def times(self, rate: float, count: int, seed: int) -> np.ndarray:
+        """The recorded ones of the window, from 0 on, so many times as fast that `rate` arrive a second on average."""
+        at = self._recorded_s[self._window(count, seed)]
+        lasts = at[-1] - at[0]
+        faster = (len(at) - 1) / (rate * lasts) if lasts else 0.0
+        return np.asarray((at - at[0]) * faster)
+
+    def _window(self, count: int, seed: int) -> slice:
+        first = seed * WINDOW % max(1, len(self._requests) - count)
+        return slice(first, first + count)
+
+
+def _draft(one: Request) -> Draft:
+    return Draft(one.prompt, one.max_tokens, one.true_output_tokens or one.max_tokens, one.source)
+
+
+@cache
+def recorded(name: str, path: str, windows: int, longest: int, overrides: tuple[str, ...]) -> Recorded:
+    """The same, of which a process reads each file once."""
+    return Recorded(name, path, windows, longest, overrides)
