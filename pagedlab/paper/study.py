@@ -21,7 +21,7 @@ from pagedlab.paper.page import page
 from pagedlab.paper.points import MOST_SEEDS, SCHEMA, Point, rows_of, table_of
 from pagedlab.paper.pool import run_all
 from pagedlab.paper.report import report
-from pagedlab.paper.traces import READ as RECORDED
+from pagedlab.paper.traces import RECORDED
 from pagedlab.recorder.folder import write_atomic, write_json, write_table
 from pagedlab.workload.checks import number, whole
 

@@ -13,8 +13,7 @@ from pagedlab.interrupts import Interrupts
 from pagedlab.run import build
 from pagedlab.workload.assemble import Draft
 
-# name -> what is to be read of a file, for `windows` of WINDOW requests.
-READ = {"azure": "workload.num_requests={}", "mooncake": "workload.limit={}"}
+RECORDED = ("azure", "mooncake")
 WINDOW = 1200
 
 
@@ -26,12 +25,11 @@ class Recorded:
     """
 
     def __init__(self, name: str, path: str, windows: int, longest: int, overrides: tuple[str, ...]):
-        config = compose(
-            "config", overrides=["executor=simulated", f"workload={name}", READ[name].format("null"), *overrides]
-        )
+        config = compose("config", overrides=["executor=simulated", f"workload={name}", *overrides])
         config.workload.path = path
-        # A few more, as some are left out; no trace needs to be read whole.
-        setattr(config.workload, READ[name].split("=")[0].removeprefix("workload."), 3 * windows * WINDOW)
+        if name == "mooncake":
+            # Its prompts of all of an hour take half a GiB. A few more, as some are left out.
+            config.workload.limit = 3 * windows * WINDOW
         requests = build(load_settings(config), Interrupts()).requests
         self._requests = [one for one in requests if one.prompt_tokens + one.max_tokens <= longest]
         self._recorded_s = np.array([one.arrival_s for one in self._requests])

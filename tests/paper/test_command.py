@@ -113,6 +113,8 @@ def test_the_page_fetches_nothing_and_holds_its_plot(folder):
         ("workers=0", "workers=0: expected "),
         ("most_requests=0", "most_requests=0: expected "),
         ("seeds=[]", "seeds=[]: expected a list of 1 to 10 different ones"),
+        ("azure=none.csv", "azure=none.csv: no such file, expected a trace that workload=azure reads"),
+        ("azure=README.md", "azure=README.md: no figure of the paper has it, expected figure=modern with it"),
         ("seeds=[1,1]", "seeds=[1, 1]: expected a list of 1 to 10 different ones"),
     ],
 )
