@@ -41,7 +41,7 @@ class LayerParts:
 class DecoderParts:
     """hidden: C, heads: H, inner: of a feed-forward layer. rotary(x, positions [1, T]) gives cos and sin [1, T, D]."""
 
-    embedding: nn.Module
+    embedding: nn.Embedding
     rotary: nn.Module
     layers: list[LayerParts]
     norm: FusedNorm
@@ -60,6 +60,8 @@ def decoder_parts(model: PreTrainedModel, kv_heads: int, dim: int) -> DecoderPar
     layers = list(_of(nn.ModuleList, base, "layers"))
     head = _of(PackedLinear, model, "lm_head").product
     embedding = model.get_input_embeddings()
+    if not isinstance(embedding, nn.Embedding):
+        raise NoProgram(f"{type(embedding).__name__} embeds its tokens")
     parts = [_layer(layer, head.in_features) for layer in layers]
     heads = parts[0].out.in_features // dim
     inner = parts[0].down.in_features

@@ -32,18 +32,45 @@ NORM, PRODUCT, PLACE, ATTEND, FINISH, GATE, HEAD = (
 )  # fmt: skip
 
 
+def _integers(tensor: torch.Tensor) -> np.ndarray:
+    """Its numbers' bits, to be copied: NumPy has no bf16."""
+    return tensor.detach().view(torch.int32 if tensor.dtype.itemsize == 4 else torch.int16).numpy()
+
+
+def angles_of(
+    rotary: torch.nn.Module, positions: int, dim: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of all positions, [positions, dim]. NoProgram where they are of other shapes, or those of the first
+    positions are others when they are asked for alone."""
+    name = type(rotary).__name__
+    like, of = torch.zeros(1, 1, dim, dtype=dtype), torch.arange(positions)[None]
+    found, first = rotary(like, of), rotary(like, of[:, :2])
+    for table, alone in zip(found, first, strict=True):
+        if table.shape != (1, positions, dim) or table.dtype is not dtype:
+            raise NoProgram(f"{name} makes {tuple(table.shape[1:])} {table.dtype}, not {(positions, dim)} {dtype}")
+        if not torch.equal(table[:, : alone.shape[1]], alone):
+            raise NoProgram(f"{name}'s angles depend on the longest position")
+    return found[0][0].contiguous(), found[1][0].contiguous()
+
+
 class DecodeProgram:
-    """Buffers, fields and the list for up to `rows` sequences. k_cache, v_cache: one a layer, [N, B, KVH, D]."""
+    """Buffers, fields and the list for up to `rows` sequences of `positions` tokens. k_cache, v_cache: one a layer,
+    [N, B, KVH, D]."""
 
     def __init__(
-        self, model: PreTrainedModel, k_cache: list[torch.Tensor], v_cache: list[torch.Tensor], rows: int, threads: int
+        self,
+        model: PreTrainedModel,
+        k_cache: list[torch.Tensor],
+        v_cache: list[torch.Tensor],
+        rows: int,
+        positions: int,
+        threads: int,
     ):
         from pagedlab.kernels import cpu_compiled, elementwise_compiled, program_compiled
 
         block_size, kv_heads, dim = k_cache[0].shape[1:]
         parts = decoder_parts(model, kv_heads, dim)
         dtype, bits = model.dtype, 8 * model.dtype.itemsize
-        self._embedding, self._rotary = parts.embedding, parts.rotary
         self._body = program_compiled.program_body()
         self._tile, self._threads = cpu_compiled.TILE, threads
         hidden, heads, inner = parts.hidden, parts.heads, parts.inner
@@ -60,9 +87,16 @@ class DecodeProgram:
         maxima, sums = space(most, heads, kind=torch.float32), space(most, heads, kind=torch.float32)
         out, activated = space(rows, heads * dim), space(rows, inner)
         scratch = space(threads * cpu_compiled.SCRATCH, kind=torch.uint8)
-        self._cos, self._sin = space(rows, dim), space(rows, dim)
-        self._slots, self._items = space(rows, kind=torch.int64), space(most, cpu_compiled.ITEM, kind=torch.int64)
-        self._pieces = space(rows, 2, kind=torch.int64)
+        cos, sin = space(rows, dim), space(rows, dim)
+        slots, items = space(rows, kind=torch.int64), space(most, cpu_compiled.ITEM, kind=torch.int64)
+        pieces = space(rows, 2, kind=torch.int64)
+        # What a step writes: by NumPy, whose calls on a few numbers take a fraction of torch's.
+        self._slots, self._items, self._pieces = slots.numpy(), items.numpy(), pieces.numpy()
+        angles = angles_of(parts.rotary, positions, dim, dtype)
+        self._gathered = [
+            (_integers(table), _integers(to))
+            for table, to in zip((parts.embedding.weight, *angles), (self.x, cos, sin), strict=True)
+        ]
         self.logits = space(rows, parts.head.columns)
         self._vocabulary = parts.head.out_features
         self._kinds: list[str] = []
@@ -89,17 +123,17 @@ class DecodeProgram:
             product(part.qkv, normed, qkv)
             step(
                 PLACE, elementwise_compiled.place_body(bits), 0, 0, qkv.data_ptr(), part.qkv.columns,
-                self._cos.data_ptr(), self._sin.data_ptr(), dim, heads, kv_heads, factor.data_ptr(),
-                query.data_ptr(), k.data_ptr(), v.data_ptr(), self._slots.data_ptr(),
+                cos.data_ptr(), sin.data_ptr(), dim, heads, kv_heads, factor.data_ptr(),
+                query.data_ptr(), k.data_ptr(), v.data_ptr(), slots.data_ptr(),
             )  # fmt: skip
             step(
-                ATTEND, cpu_compiled.decode_body(bits), 0, 0, self._items.data_ptr(), 0, query.data_ptr(), k.data_ptr(),
+                ATTEND, cpu_compiled.decode_body(bits), 0, 0, items.data_ptr(), 0, query.data_ptr(), k.data_ptr(),
                 v.data_ptr(), 0, 0, attended.data_ptr(), maxima.data_ptr(), sums.data_ptr(), scratch.data_ptr(),
                 block_size, kv_heads, heads // kv_heads, dim,
             )  # fmt: skip
             step(
                 FINISH, elementwise_compiled.finish_body(bits), 0, 0, attended.data_ptr(), maxima.data_ptr(),
-                sums.data_ptr(), heads, dim, self._pieces.data_ptr(), out.data_ptr(),
+                sums.data_ptr(), heads, dim, pieces.data_ptr(), out.data_ptr(),
             )  # fmt: skip
             product(part.out, out, self.x, more=True)
             norm(part.after)
@@ -131,18 +165,15 @@ class DecodeProgram:
     def begin(self, step: StepInputs) -> None:
         """Write the step's numbers where the bodies read them."""
         count, fields = step.num_decodes, self._fields
-        positions = torch.from_numpy(step.positions)[None]
-        embedded = self._embedding(torch.from_numpy(step.token_ids).long()[None])
-        cos, sin = self._rotary(embedded, positions)
-        if cos.shape[-1] != self._cos.shape[-1]:
-            raise NoProgram(f"{type(self._rotary).__name__} rotates {cos.shape[-1]} of {self._cos.shape[-1]} columns")
-        self.x[:count], self._cos[:count], self._sin[:count] = embedded[0], cos[0], sin[0]
-        self._slots[:count] = torch.from_numpy(step.slot_mapping)
+        for (table, to), at in zip(self._gathered, (step.token_ids, step.positions, step.positions), strict=True):
+            table.take(at, axis=0, out=to[:count], mode="clip")  # checked before; to raise would take a copy
+        self._slots[:count] = step.slot_mapping
         work = divide(step.context_lens.tolist(), None, self._threads, self._tile)
-        self._items[: len(work.items)] = work.items
+        self._items[: len(work.items)] = work.items.numpy()
         self._pieces[:count] = 0
         if len(work.merges):
-            self._pieces[work.merges[:, 0]] = work.merges[:, 1:]
+            merges = work.merges.numpy()
+            self._pieces[merges[:, 0]] = merges[:, 1:]
         self._tables = np.ascontiguousarray(step.block_tables)  # kept while the bodies read them
         fields[:, 0] = 0
         fields[self._by_rows, 1] = count

@@ -162,8 +162,9 @@ class TorchExecutor(Executor):
             return "through the modules: it attends in windows"
         rows = self.inputs.block_table.shape[0]
         try:
-            program = DecodeProgram(self.model, self.k_cache, self.v_cache, rows, torch.get_num_threads())
-            try_program(program, self.model, self._forward, self.k_cache, self.v_cache, rows, self.inputs.max_model_len)
+            longest, threads = self.inputs.max_model_len, torch.get_num_threads()
+            program = DecodeProgram(self.model, self.k_cache, self.v_cache, rows, longest, threads)
+            try_program(program, self.model, self._forward, self.k_cache, self.v_cache, rows, longest)
         except NoProgram as reason:
             return f"through the modules: {reason}"
         self.program = program
