@@ -135,7 +135,7 @@ def prefill_body(bits: int) -> Any:
                 for strip in range(count // WIDTH):
                     keys = f[7] + (piece + begin // WIDTH + strip) * key_bytes
                     to = scores + strip * WIDTH * 4
-                    all_rows(bits, 32, rows, queries, dim * size, keys, words, 0, 0, to, KEYS * 4)
+                    all_rows(bits, 32, 1, rows, queries, dim * size, keys, words, 0, 0, to, KEYS * 4)
                 for row in range(rows):
                     sees = cached + first + row // group + 1  # keys from the first on
                     high = min(max(sees - begin, 0), count)
@@ -150,7 +150,7 @@ def prefill_body(bits: int) -> Any:
                 for strip in range(wide // WIDTH):
                     to = sums + strip * WIDTH * 4
                     values = f[8] + piece * value_bytes + (strip * strips * WIDTH + begin) * WIDTH * size
-                    all_rows(bits, 32, rows, weights, KEYS * size, values, count * size // 4, 0, to, to, wide * 4)
+                    all_rows(bits, 32, 1, rows, weights, KEYS * size, values, count * size // 4, 0, to, to, wide * 4)
                 begin += count
             for row in range(rows):
                 token = shape[1] + first + row // group

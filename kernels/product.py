@@ -19,7 +19,7 @@ class Product:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None):
         try:
             from pagedlab.kernels.product_compiled import product_body
-            from pagedlab.kernels.strip_vectors import WIDTH
+            from pagedlab.kernels.strip_vectors import ABREAST, MOST_ABREAST, WIDTH
         except ImportError as error:
             raise ConfigError(f"packed weights on a CPU: need numba ({error}), expected it installed") from None
         self.out_features, self.in_features = weight.shape
@@ -32,6 +32,9 @@ class Product:
         strips = padded.view(-1, WIDTH, padded.shape[1] // self._words, self._words)
         self._weight = strips.transpose(1, 2).contiguous()
         self._bias = None if bias is None else pad(bias.detach(), (0, missing[0])).contiguous()
+        # The more strips a thread takes at a time the better, if all threads get as many.
+        shares = [len(self._weight) / (piece * torch.get_num_threads()) for piece in (MOST_ABREAST, ABREAST)]
+        self._piece = MOST_ABREAST if shares[0].is_integer() or shares[0] > 8 else ABREAST if shares[1] >= 1 else 1
         self.columns = len(self._weight) * WIDTH  # of the output in memory: as many as out_features, or a few more
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -50,7 +53,7 @@ class Product:
         """For the compiled body: x [rows, in_features], out and what is added to it [rows, columns], contiguous."""
         added = [0 if tensor is None else tensor.data_ptr() for tensor in (self._bias, more)]
         addresses = x.data_ptr(), self._weight.data_ptr(), out.data_ptr()
-        return (0, len(x), *addresses, len(self._weight), x.shape[1] * x.element_size(), *added)
+        return (0, len(x), *addresses, len(self._weight), x.shape[1] * x.element_size(), *added, self._piece)
 
 
 def settle(products: Sequence[Product]) -> None:

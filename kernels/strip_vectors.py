@@ -2,9 +2,9 @@
 `prefill_compiled.py`.
 
 A strip is WIDTH columns of a matrix from its first row to its last, in bf16 two rows side by side: words of 32 bits,
-WIDTH of them, then the next. The sums of ROWS rows of x stay in registers; every vector of the strip is read once and
-serves all of them. A sum goes through a row from its first number to its last, however many rows there are: a row's
-result does not depend on the batch it comes in.
+WIDTH of them, then the next. The sums of ROWS rows of x, or of fewer rows and several strips, stay in registers; every
+vector of a strip is read once and serves all of them. A sum goes through a row from its first number to its last,
+however many rows there are: a row's result does not depend on the batch it comes in.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from pagedlab.kernels.cpu_vectors import LANES, LOWEST, exp2, fold, splat
 _VECTORS = 2  # side by side
 WIDTH = LANES * _VECTORS
 ROWS = 12 if LANES == 16 else 6  # with _VECTORS each, sums for all but a few of the registers
+# Strips at a time, of few rows and of fewer: a core reads each stream only so far ahead, so it reads several.
+ABREAST, MOST_ABREAST = 3, 6
 _PAIRS = bool(llvm.get_host_cpu_features().get("avx512bf16"))  # an instruction for two products of bf16 a lane
 _AHEAD = 2048  # bytes of the weight asked for before they are read: the hardware does not look past a page
 
@@ -110,53 +112,56 @@ def _prefetch(builder: ir.IRBuilder, address: Any) -> None:
 
 @intrinsic(prefer_literal=True)
 def few_rows(
-    typing: Any, bits: Any, bits_out: Any, rows: Any, x: Any, x_bytes: Any, strip: Any, words: Any, bias: Any,
-    more: Any, out: Any, out_bytes: Any,
+    typing: Any, bits: Any, bits_out: Any, side: Any, rows: Any, x: Any, x_bytes: Any, strip: Any, words: Any,
+    bias: Any, more: Any, out: Any, out_bytes: Any,
 ) -> Any:  # fmt: skip
-    """out[r] = x[r] . strip + bias + more[r] for rows <= ROWS and the WIDTH columns of the strip. Addresses of the
-    first column; bias and more may be 0. x_bytes, out_bytes: of a row, of x and of out and more. words: of 32 bits in
-    a row of x. bits: of the numbers of x and the strip; bits_out: of the others; literals, 32 or 16."""
-    width, width_out = bits.literal_value, bits_out.literal_value
+    """out[r] = x[r] . strips + bias + more[r] for rows <= ROWS // side and the columns of `side` strips, one behind the
+    other in memory. Addresses of the first column; bias and more may be 0. x_bytes, out_bytes: of a row, of x and of
+    out and more. words: of 32 bits in a row of x. bits: of the numbers of x and the strips; bits_out: of the others;
+    these and side are literals."""
+    width, width_out, strips = bits.literal_value, bits_out.literal_value, side.literal_value
+    vectors = [(s, v) for s in range(strips) for v in range(_VECTORS)]
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
-        _, _, rows, x, x_bytes, strip, words, bias, more, out, out_bytes = args
+        _, _, _, rows, x, x_bytes, strip, words, bias, more, out, out_bytes = args
         word = _f32 if width == 32 else _i32
+        begins = [builder.add(strip, builder.mul(words, _i64(4 * WIDTH * s))) for s in range(strips)]
 
         def emit(count: int) -> None:
             zero = ir.Constant(_vector(_f32), [0.0] * LANES)
-            sums = [[cgutils.alloca_once(builder, zero.type) for _ in range(_VECTORS)] for _ in range(count)]
+            sums = [[cgutils.alloca_once(builder, zero.type) for _ in vectors] for _ in range(count)]
             for one in chain(*sums):
                 builder.store(zero, one)
             starts = [builder.add(x, builder.mul(x_bytes, _i64(r))) for r in range(count)]
             with cgutils.for_range(builder, words) as loop:
-                place = builder.add(strip, builder.mul(loop.index, _i64(4 * WIDTH)))
+                places = [builder.add(begin, builder.mul(loop.index, _i64(4 * WIDTH))) for begin in begins]
                 offset = builder.mul(loop.index, _i64(4))
-                for line in range(0, 4 * WIDTH, 64):
-                    _prefetch(builder, builder.add(place, _i64(_AHEAD + line)))
+                for line in range(0, 4 * WIDTH if strips == 1 else 0, 64):
+                    _prefetch(builder, builder.add(places[0], _i64(_AHEAD + line)))
                 weights = [
-                    _load(builder, builder.add(place, _i64(4 * LANES * v)), _vector(word), 4) for v in range(_VECTORS)
+                    _load(builder, builder.add(places[s], _i64(4 * LANES * v)), _vector(word), 4) for s, v in vectors
                 ]
                 for start, row in zip(starts, sums, strict=True):
                     factor = splat(builder, _load(builder, builder.add(start, offset), word, 2), LANES)
                     for weight, one in zip(weights, row, strict=True):
                         builder.store(_accumulate(builder, builder.load(one), factor, weight, width), one)
-            for v in range(_VECTORS):
-                column = _i64(v * LANES * width_out // 8)
+            for i, (s, v) in enumerate(vectors):
+                column = _i64((s * WIDTH + v * LANES) * width_out // 8)
                 for added, a_row in ((bias, _i64(0)), (more, out_bytes)):
                     with builder.if_then(builder.icmp_signed("!=", added, _i64(0))):
                         for r, row in enumerate(sums):
                             at = builder.add(builder.add(added, column), builder.mul(a_row, _i64(r)))
-                            builder.store(_add(builder, builder.load(row[v]), _read(builder, at, width_out)), row[v])
+                            builder.store(_add(builder, builder.load(row[i]), _read(builder, at, width_out)), row[i])
                 for r, row in enumerate(sums):
                     at = builder.add(builder.add(out, column), builder.mul(out_bytes, _i64(r)))
-                    _write(builder, builder.load(row[v]), at, width_out)
+                    _write(builder, builder.load(row[i]), at, width_out)
 
-        for count in range(1, ROWS + 1):
+        for count in range(1, ROWS // strips + 1):
             with builder.if_then(builder.icmp_signed("==", rows, _i64(count))):
                 emit(count)
         return context.get_dummy_value()
 
-    return types.void(bits, bits_out, *[types.int64] * 9), generate
+    return types.void(bits, bits_out, side, *[types.int64] * 9), generate
 
 
 @intrinsic(prefer_literal=True)
@@ -220,15 +225,16 @@ def soften(
 
 @njit(inline="always")
 def all_rows(
-    bits: Any, bits_out: Any, rows: Any, x: Any, x_bytes: Any, strip: Any, words: Any, bias: Any, more: Any, out: Any,
-    out_bytes: Any,
+    bits: Any, bits_out: Any, side: Any, rows: Any, x: Any, x_bytes: Any, strip: Any, words: Any, bias: Any, more: Any,
+    out: Any, out_bytes: Any,
 ) -> None:  # fmt: skip
-    """few_rows for any number of rows. The first two are literals where it is called."""
-    chunks, first = (rows + ROWS - 1) // ROWS, 0
+    """few_rows for any number of rows. The first three are literals where it is called."""
+    most = ROWS // side
+    chunks, first = (rows + most - 1) // most, 0
     for chunk in range(chunks):
         count = (rows - first + chunks - chunk - 1) // (chunks - chunk)  # as even as can be
         few_rows(
-            bits, bits_out, count, x + first * x_bytes, x_bytes, strip, words, bias,
+            bits, bits_out, side, count, x + first * x_bytes, x_bytes, strip, words, bias,
             more + first * out_bytes if more != 0 else 0, out + first * out_bytes, out_bytes,
         )  # fmt: skip
         first += count
