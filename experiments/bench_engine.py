@@ -66,7 +66,7 @@ def bench_job(job: Job) -> None:
         "throughput": lambda: throughput(settings, own, limits, job.folder),
         "blocks": lambda: blocks(settings, repeats),
         "memory": lambda: memory(settings, repeats, own["longest"]),
-        "latency": lambda: latency(settings, repeats, limits[first]),
+        "latency": lambda: latency(settings, repeats, limits[first]["weight_bytes"]),
         "loop": lambda: loop_costs(deepcopy(settings), LOOP_BATCH, LOOP_STEPS),
     }
     for part in own["parts"]:

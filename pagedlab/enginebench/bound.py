@@ -18,6 +18,7 @@ from pagedlab.model.architecture import Architecture
 
 _ROWS, _SIZE, _WEIGHTS = 512, 1536, 16
 _READ_BYTES = 1 << 29
+_SUMS = 9
 _SECONDS = 1.0  # tries go on for so long
 
 
@@ -38,6 +39,22 @@ def machine(dtype: str, threads: int | None) -> dict[str, float]:
         )
         read_s = _best(lambda: memory.sum())
     return {"flops": _WEIGHTS * 2.0 * _ROWS * _SIZE**2 / products_s, "bytes_per_s": _READ_BYTES / read_s}
+
+
+class Reader:
+    """Sums as many bytes as a model's weights have, to see how long it takes at the moment."""
+
+    def __init__(self, size: int):
+        self._memory = torch.ones(size // 4)
+
+    def run(self) -> dict[str, Any]:
+        """read_s: the median of a few, seconds."""
+        seconds = []
+        for _ in range(_SUMS):
+            start = time.perf_counter()
+            self._memory.sum()
+            seconds.append(time.perf_counter() - start)
+        return {"read_s": float(np.median(seconds))}
 
 
 def bound_s(

@@ -114,9 +114,10 @@ def _memory(console: Console, result: dict[str, Any]) -> None:
 
 
 def _latency(console: Console, result: dict[str, Any]) -> None:
+    least, most = result["to_bound_least"], result["to_bound_most"]
     console.print(
-        f"one request: {1e3 * result['token_s']:.2f} ms a token, {result['to_bound']:.2f}x of reading the weights "
-        f"({1e3 * result['read_weights_s']:.2f} ms)"
+        f"one request: {1e3 * result['token_s']:.2f} ms a token, {result['to_bound']:.2f}x ({least:.2f} to {most:.2f}) of "
+        f"reading the weights just before and after ({1e3 * result['read_weights_s']:.2f} ms)"
     )
 
 

@@ -6,18 +6,21 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import pairwise
 from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
 from pagedlab.config import parse_bytes
 from pagedlab.core.errors import ConfigError
+from pagedlab.enginebench.bound import Reader
 from pagedlab.enginebench.cell import load, run, warm_up
 from pagedlab.enginebench.peer import Peer
 from pagedlab.settings import Settings
 
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
 SMALL = 0.2  # of the KV memory
+ROUNDS_ALONE = 15  # of one request alone, a second each
 _SCALARS = ("wall_s", "cpu_s", "output_tokens_per_s", "output_tokens_per_cpu_s", "mean_batch_size", "kv_waste_fraction")
 
 
@@ -55,7 +58,7 @@ def variant(settings: Settings, **labels: Any) -> Cell:
 def take_turns(
     cells: list[Cell],
     repeats: int,
-    peer: Peer | None = None,
+    peer: Peer | Reader | None = None,
     after: Callable[[Cell, ProcessPoolExecutor], None] = lambda cell, process: None,
 ) -> list[dict[str, Any]]:
     """Run all cells `repeats` times, one after the other in each round, so that what the machine does besides strikes
@@ -129,14 +132,24 @@ def memory(settings: Settings, repeats: int, longest: list[int]) -> dict[str, An
     }
 
 
-def latency(settings: Settings, repeats: int, machine: dict[str, float]) -> dict[str, Any]:
-    """One request alone: seconds a token, against reading the weights once for each."""
+def latency(settings: Settings, repeats: int, weight_bytes: float) -> dict[str, Any]:
+    """One request alone: seconds a token, against reading the weights once for each, as fast as the machine reads just
+    before and just after: its bandwidth may change from one second to the next."""
     cell = variant(settings, requests=1)
     cell.settings.workload.prompt.distribution = cell.settings.workload.output.distribution = "fixed"
     for lengths, mean in ((cell.settings.workload.prompt, 16), (cell.settings.workload.output, 128)):
         lengths.mean, lengths.sigma, lengths.low, lengths.high = mean, None, None, None
-    take_turns([cell], repeats)
-    row = cell.row()
-    read_s = machine["weight_bytes"] / machine["bytes_per_s"]
-    token_s = row["wall_s"] / row["output_tokens"]
-    return {**row, "token_s": token_s, "read_weights_s": read_s, "to_bound": token_s / read_s}
+    reader = Reader(int(weight_bytes))
+    reads = [reader.run()]
+    reads += take_turns([cell], max(repeats, ROUNDS_ALONE), reader)
+    tokens = [one["wall_s"] / one["output_tokens"] for one in cell.runs]
+    around = [(a["read_s"] + b["read_s"]) / 2 for a, b in pairwise(reads)]
+    ratios = sorted(token / read for token, read in zip(tokens, around, strict=True))
+    return {
+        **cell.row(),
+        "token_s": median(tokens),
+        "read_weights_s": median(around),
+        "to_bound": median(ratios),
+        "to_bound_least": ratios[0],
+        "to_bound_most": ratios[-1],
+    }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagedlab.enginebench.bound import bound_s
+from pagedlab.enginebench.bound import Reader, bound_s
 from pagedlab.model.architecture import architecture_of
 
 DENSE = {
@@ -34,3 +34,8 @@ def test_what_is_cached_is_read_in_each_step():
 def test_experts_have_no_such_bound():
     mixture = {**DENSE, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
     assert bound_s(architecture_of(mixture), 4, 0, run([1], [0], 1), MACHINE) is None
+
+
+def test_a_reader_takes_longer_for_more():
+    small, large = (Reader(size).run()["read_s"] for size in (1 << 20, 1 << 28))
+    assert 0 < 4 * small < large
