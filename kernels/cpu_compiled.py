@@ -32,11 +32,13 @@ from pagedlab.kernels.cpu_vectors import (
     tile_scores,
     tile_values,
     tile_weights,
+    touch,
 )  # fmt: skip
 
 ITEM = 4  # int64 numbers an item: sequence, first token, end, row of the output
 MERGE = 3  # row of the output, first row of its pieces, how many
 SCRATCH = 1024  # bytes a thread
+TOUCHED = 2048  # bytes from one line to the next that is asked for early: of each page of 4 KB one
 CHUNK = 64  # tokens that a thread writes at a time
 
 _VECTORS = version(cpu_vectors)
@@ -73,6 +75,7 @@ def decode_body(bits: int) -> Any:
         num_items, k_cache, v_cache, block_size, kv_heads, group, dim = f[3], f[5], f[6], f[13], f[14], f[15], f[16]
         items = carray(int64s(f[2]), (num_items, ITEM))
         heads, stride, row_bytes = kv_heads * group, kv_heads * dim, kv_heads * group * dim * 4
+        token_bytes = stride * (bits // 8)
         rows = f[12] + take(fields, 1) * SCRATCH
         next_rows = rows + 8 * TILE
         scores = next_rows + 8 * TILE
@@ -99,6 +102,14 @@ def decode_body(bits: int) -> Any:
                     other, first_token, last_token, _ = items[guess]
                     others = carray(int32s(f[7] + other * f[8] * 4), f[8])
                     _find_rows(next_rows, others, first_token, last_token, block_size, stride)
+                # Of pages further on a line each: whatever translates their addresses has found them by then.
+                far = begin + next_count + 2 * TILE
+                if far < end:
+                    token = np.int64(table[far // block_size]) * block_size + far % block_size
+                    first_byte = token * token_bytes
+                    for byte in range(first_byte, first_byte + TILE * token_bytes, TOUCHED):
+                        touch(k_cache + byte)
+                        touch(v_cache + byte)
                 for kv_head in range(kv_heads):
                     column = kv_head * dim
                     for first in range(0, group, GROUP):

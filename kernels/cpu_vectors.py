@@ -165,15 +165,20 @@ def exp2(builder: ir.IRBuilder, x: Any) -> Any:
     return builder.fmul(power, scale)
 
 
+_SECOND_LEVEL = _i32(0), _i32(2), _i32(1)  # to be read, into the second cache, data
+
+
+def _prefetching(builder: ir.IRBuilder) -> Any:
+    kind = ir.FunctionType(ir.VoidType(), [_i8.as_pointer(), _i32, _i32, _i32])
+    return cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+
+
 def _prefetch(builder: ir.IRBuilder, address: Any, at: Any, dim: Any, bits: int) -> None:
     """Ask for the cache lines of dim elements from `at` on."""
-    kind = ir.FunctionType(ir.VoidType(), [_i8.as_pointer(), _i32, _i32, _i32])
-    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     size = _i64(bits // 8)
     start = builder.gep(_pointer(builder, address, _i8), [builder.mul(at, size)])
-    reading, second_level, data = _i32(0), _i32(2), _i32(1)
     with cgutils.for_range_slice(builder, _i64(0), builder.mul(dim, size), _i64(_LINE)) as (byte, _):
-        builder.call(prefetch, [builder.gep(start, [byte]), reading, second_level, data])
+        builder.call(_prefetching(builder), [builder.gep(start, [byte]), *_SECOND_LEVEL])
 
 
 def _widths(builder: ir.IRBuilder, dim: Any) -> tuple[tuple[int, Any, Any], tuple[int, Any, Any]]:
@@ -337,6 +342,17 @@ def tile_values(
         return context.get_dummy_value()
 
     return types.void(bits, *[types.int64] * 10), generate
+
+
+@intrinsic
+def touch(typing: Any, address: Any) -> Any:
+    """Ask for the line at an address, and so for the translation of its page."""
+
+    def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        builder.call(_prefetching(builder), [_pointer(builder, args[0], _i8), *_SECOND_LEVEL])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
 
 
 @intrinsic
