@@ -87,6 +87,8 @@ class Cell:
         rows = []
         for name in kernels:
             speed = self.kv_bytes / 1e9 * threads / float(np.median(cpu[name]))
+            # Paired within a round, as the ratios are: a machine's bandwidth may change from one second to the next.
+            share = self.kv_bytes / _CEILING_BYTES * float(np.median(cpu["ceiling"] / cpu[name]))
             reads = self.sizes.phase != "prefill"  # a prefill reads each key many times, from the CPU's caches
             rows.append(
                 {
@@ -99,7 +101,7 @@ class Cell:
                     "wall_ratio_to_contiguous_sdpa": float(np.median(wall[name] / wall["contiguous"])),
                     "paging_overhead": float(np.median(cpu[name] / cpu[f"{name} in order"])),
                     "kv_gb_per_s": speed if reads else None,
-                    "share_of_read_ceiling": speed / ceiling if reads else None,
+                    "share_of_read_ceiling": share if reads else None,
                     "read_ceiling_gb_per_s": ceiling,
                     "cpu_s": float(np.median(cpu[name])),
                     "wall_s": float(np.median(wall[name])),

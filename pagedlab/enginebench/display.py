@@ -114,9 +114,9 @@ def _memory(console: Console, result: dict[str, Any]) -> None:
 
 
 def _latency(console: Console, result: dict[str, Any]) -> None:
-    least, most = result["to_bound_least"], result["to_bound_most"]
+    spread = f"{result['to_bound_least']:.2f} to {result['to_bound_most']:.2f}"
     console.print(
-        f"one request: {1e3 * result['token_s']:.2f} ms a token, {result['to_bound']:.2f}x ({least:.2f} to {most:.2f}) of "
+        f"one request: {1e3 * result['token_s']:.2f} ms a token, {result['to_bound']:.2f}x ({spread}) of "
         f"reading the weights just before and after ({1e3 * result['read_weights_s']:.2f} ms)"
     )
 
