@@ -83,7 +83,7 @@ class CpuKernel(Kernel):
         scaled = (query.float() * (scale * math.log2(math.e))).contiguous()  # the softmax is in powers of two
         out = torch.empty(work.rows, heads, head_dim)
         statistics = torch.empty(2, work.rows, heads)
-        scratch = torch.empty(threads * self._compiled.SCRATCH, dtype=torch.uint8)
+        scratch = torch.empty(threads * self._compiled.scratch_bytes(heads), dtype=torch.uint8)
         fields = (
             *(0, 0, work.items.data_ptr(), len(work.items), scaled.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
             *(batch.block_tables.data_ptr(), batch.block_tables.stride(0), out.data_ptr()),

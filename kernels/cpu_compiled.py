@@ -37,11 +37,11 @@ from pagedlab.kernels.cpu_vectors import (
 
 ITEM = 4  # int64 numbers an item: sequence, first token, end, row of the output
 MERGE = 3  # row of the output, first row of its pieces, how many
-SCRATCH = 1024  # bytes a thread
 TOUCHED = 2048  # bytes from one line to the next that is asked for early: of each page of 4 KB one
 CHUNK = 64  # tokens that a thread writes at a time
 
 _VECTORS = version(cpu_vectors)
+_SCRATCH = 1024  # bytes of a thread, its statistics apart
 _options: dict[str, Any] = {"error_model": "numpy", "fastmath": set(FAST)}
 
 
@@ -62,11 +62,19 @@ def _find_rows(rows: Any, table: Any, begin: Any, end: Any, block_size: Any, str
     return count
 
 
+@njit(inline="always")
+def scratch_bytes(heads: Any) -> int:
+    """Of a thread. What it keeps of each head is on lines of its own: in the rows of the output those of two sequences
+    share a line, which two threads would take from each other at every tile."""
+    return _SCRATCH + (8 * heads + 63) // 64 * 64
+
+
 @lru_cache
 def decode_body(bits: int) -> Any:
     """Attention over keys and values of `bits` bits. Fields: 0 next item, 1 next thread (both 0 at first), 2 items,
     3 their number, 4 query (fp32, times scale and log2 e), 5 k_cache, 6 v_cache, 7 block tables, 8 their row stride,
-    9 out (fp32), 10 maxima and 11 sums of each row and head, 12 scratch, 13 block size, 14 KV heads, 15 group, 16 D.
+    9 out (fp32), 10 maxima and 11 sums of each row and head, 12 scratch (`scratch_bytes` a thread), 13 block size,
+    14 KV heads, 15 group, 16 D.
     """
     version = _VECTORS
 
@@ -76,18 +84,19 @@ def decode_body(bits: int) -> Any:
         items = carray(int64s(f[2]), (num_items, ITEM))
         heads, stride, row_bytes = kv_heads * group, kv_heads * dim, kv_heads * group * dim * 4
         token_bytes = stride * (bits // 8)
-        rows = f[12] + take(fields, 1) * SCRATCH
+        rows = f[12] + take(fields, 1) * scratch_bytes(heads)
         next_rows = rows + 8 * TILE
         scores = next_rows + 8 * TILE
         decay = scores + 4 * GROUP * TILE
+        highest = rows + _SCRATCH
+        added = highest + 4 * heads
+        maxima, sums = carray(floats(highest), heads), carray(floats(added), heads)
         while True:
             taken = take(fields, 0)
             if taken >= num_items:
                 break
             sequence, begin, end, row = items[taken]
             table = carray(int32s(f[7] + sequence * f[8] * 4), f[8])
-            highest, added = f[10] + row * heads * 4, f[11] + row * heads * 4
-            maxima, sums = carray(floats(highest), heads), carray(floats(added), heads)
             result = carray(floats(f[9] + row * row_bytes), (heads, dim))
             maxima[:] = np.float32(LOWEST)
             sums[:] = 0
@@ -122,6 +131,8 @@ def decode_body(bits: int) -> Any:
                 rows, next_rows, count = next_rows, rows, next_count
             for head in range(heads):
                 result[head] *= np.float32(1) / sums[head]
+            copy(f[10] + row * heads * 4, highest, heads * 4)
+            copy(f[11] + row * heads * 4, added, heads * 4)
 
     return body(decode, **_options)
 

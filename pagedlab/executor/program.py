@@ -86,7 +86,7 @@ class DecodeProgram:
         query, attended = space(rows, heads, dim, kind=torch.float32), space(most, heads, dim, kind=torch.float32)
         maxima, sums = space(most, heads, kind=torch.float32), space(most, heads, kind=torch.float32)
         out, activated = space(rows, heads * dim), space(rows, inner)
-        scratch = space(threads * cpu_compiled.SCRATCH, kind=torch.uint8)
+        scratch = space(threads * cpu_compiled.scratch_bytes(heads), kind=torch.uint8)
         cos, sin = space(rows, dim), space(rows, dim)
         slots, items = space(rows, kind=torch.int64), space(most, cpu_compiled.ITEM, kind=torch.int64)
         pieces = space(rows, 2, kind=torch.int64)
