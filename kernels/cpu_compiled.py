@@ -42,18 +42,22 @@ CHUNK = 64  # tokens that a thread writes at a time
 
 _VECTORS = version(cpu_vectors)
 _SCRATCH = 1024  # bytes of a thread, its statistics apart
+# The places of a tile's tokens, bits reversed. Lines asked for in ascending order are a stream to the hardware, which
+# reads on ahead: beyond the end of the page, where nothing is of use.
+_ORDER = tuple(int(f"{t:0{(TILE - 1).bit_length()}b}"[::-1], 2) for t in range(TILE))
 _options: dict[str, Any] = {"error_model": "numpy", "fastmath": set(FAST)}
 
 
 @njit(**_options)
 def _find_rows(rows: Any, table: Any, begin: Any, end: Any, block_size: Any, stride: Any) -> int:
-    """Element offsets of the tokens begin to end, at most TILE of them, in 64 bits: how many there are. A tile that
-    they do not fill has the first one's in the rest."""
+    """Element offsets of the tokens begin to end, at most TILE of them, in 64 bits: how many there are. They fill a
+    tile in `_ORDER`; one that they do not fill has them in their own, and the first one's in the rest."""
     found = carray(int64s(rows), TILE)
     count = max(0, min(TILE, end - begin))
     block, offset = begin // block_size, begin % block_size
     for t in range(count):
-        found[t] = (np.int64(table[block]) * block_size + offset) * stride
+        at = _ORDER[t] if count == TILE else t
+        found[at] = (np.int64(table[block]) * block_size + offset) * stride
         offset += 1
         if offset == block_size:
             block, offset = block + 1, 0
