@@ -19,6 +19,8 @@ class Figure(ABC):
     title: ClassVar[str]
     notes: ClassVar[str]
     """What was assumed, and what is known of where ours and the paper's differ."""
+    alone: ClassVar[frozenset[str]] = frozenset()
+    """Parts that measure this machine: nothing else may run beside them."""
 
     @abstractmethod
     def parts(self) -> dict[str, Part]:

@@ -22,6 +22,7 @@ BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 RATES = {"sharegpt": 1.6, "alpaca": 24.0}
 SHARE, SEEDS = 0.5, 2
 HERE = "this machine"
+MEASURED = "18a here"
 
 
 @FIGURES.register("figure18")
@@ -39,8 +40,10 @@ class Figure18(Figure):
         "assumed, half of the trace, two seeds."
     )
 
+    alone = frozenset({MEASURED})
+
     def parts(self) -> dict[str, Part]:
-        of: dict[str, Part] = {"18a simulated": _simulated, "18a here": _here}
+        of: dict[str, Part] = {"18a simulated": _simulated, MEASURED: _here}
         for workload in RATES:
             for block in BLOCKS:
                 of[f"18b {workload} {block}"] = partial(_end_to_end, workload, block)
@@ -100,14 +103,14 @@ def _here(bench: Bench) -> list[Point]:
     for batch in BATCHES:
         for context in CONTEXTS:
             bench.tick(f"kernel, batch {batch}, context {context}")
-            name, paged, run, contiguous = kernel_us(batch, context)
+            name, paged, run, contiguous, overhead = kernel_us(batch, context)
             place = f"{HERE} batch {batch}"
             points += [
                 _point(place, f"{name} kernel", context, paged),
                 _point(place, f"{name} kernel, one run", context, run),
                 _point(place, "torch, contiguous", context, contiguous),
             ]
-            points.append(_overhead(place, context, {"vLLM": paged, "FT": run}, {}))
+            points.append(_overhead(place, context, {"vLLM": overhead, "FT": 1.0}, {}))
     return points
 
 

@@ -16,12 +16,20 @@ Name = tuple[str, str]
 
 
 def run_all(names: list[Name], bench: Bench, workers: int) -> Iterator[tuple[Name, list[Point]]]:
-    """The points of each part, as they become ready. bench.tick is called often, and may raise to end it: then, as
-    after an error of a part, nothing is left running."""
+    """The points of each part, as they become ready; those that measure this machine come last, in this process, when
+    nothing else of the study runs. bench.tick is called often, and may raise to end it: then, as after an error of a
+    part, nothing is left running."""
+    alone = [(number, part) for number, part in names if part in FIGURES[f"figure{number}"].alone]
+    names = [name for name in names if name not in alone]
     if workers == 1 or len(names) <= 1:
-        for name in names:
-            yield name, _points(name, bench)
-        return
+        alone, names = names + alone, []
+    if names:
+        yield from _side_by_side(names, bench, workers)
+    for name in alone:
+        yield name, _points(name, bench)
+
+
+def _side_by_side(names: list[Name], bench: Bench, workers: int) -> Iterator[tuple[Name, list[Point]]]:
     context = multiprocessing.get_context("spawn")
     # What may tell the user cannot travel.
     still = Bench(bench.trace_s, bench.seeds, most_requests=bench.most_requests, traces=bench.traces)
