@@ -32,9 +32,7 @@ class Product:
         strips = padded.view(-1, WIDTH, padded.shape[1] // self._words, self._words)
         self._weight = strips.transpose(1, 2).contiguous()
         self._bias = None if bias is None else pad(bias.detach(), (0, missing[0])).contiguous()
-        # The more strips a thread takes at a time the better, if all threads get as many.
-        shares = [len(self._weight) / (piece * torch.get_num_threads()) for piece in (MOST_ABREAST, ABREAST)]
-        self._piece = MOST_ABREAST if shares[0].is_integer() or shares[0] > 8 else ABREAST if shares[1] >= 1 else 1
+        self._piece = _piece(len(self._weight), torch.get_num_threads(), (MOST_ABREAST, ABREAST, 1))
         self.columns = len(self._weight) * WIDTH  # of the output in memory: as many as out_features, or a few more
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -54,6 +52,15 @@ class Product:
         added = [0 if tensor is None else tensor.data_ptr() for tensor in (self._bias, more)]
         addresses = x.data_ptr(), self._weight.data_ptr(), out.data_ptr()
         return (0, len(x), *addresses, len(self._weight), x.shape[1] * x.element_size(), *added, self._piece)
+
+
+def _piece(strips: int, threads: int, sizes: tuple[int, ...]) -> int:
+    """Strips that a thread takes at a time: the largest of `sizes` with which none is left with more than a tenth above
+    its share."""
+    for size in sizes:
+        if -(-strips // (size * threads)) * size <= 1.1 * strips / threads:
+            return size
+    return sizes[-1]
 
 
 def settle(products: Sequence[Product]) -> None:

@@ -42,9 +42,12 @@ def machine(dtype: str, threads: int | None) -> dict[str, float]:
 
 
 class Reader:
-    """Sums as many bytes as a model's weights have, to see how long it takes at the moment."""
+    """Sums as many bytes as a model's weights have, to see how long it takes at the moment, on so many threads (null:
+    torch's own choice)."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, threads: int | None = None):
+        if threads:
+            torch.set_num_threads(threads)
         self._memory = torch.ones(size // 4)
 
     def run(self) -> dict[str, Any]:

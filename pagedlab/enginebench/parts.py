@@ -20,7 +20,7 @@ from pagedlab.settings import Settings
 
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
 SMALL = 0.2  # of the KV memory
-ROUNDS_ALONE = 15  # of one request alone, a second each
+ROUNDS_ALONE = 16  # of one request alone, a second each
 _SCALARS = ("wall_s", "cpu_s", "output_tokens_per_s", "output_tokens_per_cpu_s", "mean_batch_size", "kv_waste_fraction")
 
 
@@ -139,10 +139,9 @@ def latency(settings: Settings, repeats: int, weight_bytes: float) -> dict[str, 
     cell.settings.workload.prompt.distribution = cell.settings.workload.output.distribution = "fixed"
     for lengths, mean in ((cell.settings.workload.prompt, 16), (cell.settings.workload.output, 128)):
         lengths.mean, lengths.sigma, lengths.low, lengths.high = mean, None, None, None
-    reader = Reader(int(weight_bytes))
-    reads = [reader.run()]
-    reads += take_turns([cell], max(repeats, ROUNDS_ALONE), reader)
-    tokens = [one["wall_s"] / one["output_tokens"] for one in cell.runs]
+    reads = take_turns([cell], max(repeats, ROUNDS_ALONE), Reader(int(weight_bytes), settings.executor.threads))
+    # The first round has no reading just before.
+    tokens = [one["wall_s"] / one["output_tokens"] for one in cell.runs[1:]]
     around = [(a["read_s"] + b["read_s"]) / 2 for a, b in pairwise(reads)]
     ratios = sorted(token / read for token, read in zip(tokens, around, strict=True))
     return {

@@ -26,7 +26,7 @@ PAPER_NAMES = {
     "orca_oracle prompts": "Orca (Oracle), dear prompts",
     "vllm prompts": "vLLM, dear prompts",
 }
-PAPER_NAMES |= {f"{name} hour": f"{PAPER_NAMES[name]}, an hour" for name in list(PAPER_NAMES)[:5]}
+PAPER_NAMES |= {f"{name} longer": f"{PAPER_NAMES[name]}, longer" for name in list(PAPER_NAMES)[:5]}
 # The same drawing gives the same bytes: ids in an svg are derived from this, and no date is written.
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "pagedlab",

@@ -34,7 +34,7 @@ class Figure18(Figure):
         "of a kernel is most of it, at short contexts and batch 8, the model knows no overhead, and the paper has 25 "
         "to 44 %. `this machine`: pagedlab's own CPU kernel over scattered blocks of 16 against the same kernel over "
         "one run a sequence; only the ratio compares with the paper. A block of 16 tokens is 320 KiB there, read as a "
-        "run is: what is found is within the noise of the machine. Torch's attention over contiguous "
+        "run is; measured when nothing else of the study runs. Torch's attention over contiguous "
         "keys and values is another kernel: its time says nothing of blocks. b: the "
         "rates are not printed; " + ", ".join(f"{name} at {rate:g} req/s" for name, rate in RATES.items()) + " are "
         "assumed, half of the trace, two seeds."

@@ -35,7 +35,7 @@ SYSTEMS = (
 MET = 0.9  # of the requests, within what is asked
 # A tenth of the device's KV memory, as if a larger model left no more: where memory decides.
 SLOTS = {"whole": None, "tenth": 40_000}
-SHARE, SEEDS, TOLERANCE = 0.15, 3, 0.05
+SHARE, SEEDS, TOLERANCE = 0.15, 2, 0.05
 
 
 @dataclass(frozen=True, slots=True)

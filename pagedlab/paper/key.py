@@ -16,11 +16,15 @@ _ROOMS = (
     "eviction",
     "executor",
     "hardware",
+    "kernels",
+    "model",
     "preemption",
     "prefix_cache",
+    "recorder",
     "scheduler",
     "workload",
 )
+_FILES = ("engine.py", "run.py")
 _SHOWN = {"report.py", "page.py", "claims.py", "drawing.py", "key.py", "constants.py"}
 
 
@@ -43,6 +47,7 @@ def _own(number: str) -> list[Path]:
 @cache
 def _shared() -> list[Path]:
     code = [path for room in _ROOMS for path in (_PAPER.parent / room).rglob("*.py")]
+    code += [_PAPER.parent / name for name in _FILES]
     code += [p for p in _PAPER.glob("*.py") if not p.name.startswith("figure") and p.name not in _SHOWN]
     code += [*_PAPER.rglob("*.json"), *(_PAPER.parent / "workload").rglob("paper_*.json")]
     conf = [path for place in import_module("pagedlab.conf").__path__ for path in Path(place).rglob("*.yaml")]

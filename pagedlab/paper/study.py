@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -86,6 +87,10 @@ def _file(name: str, path: object) -> str:
     return path
 
 
+def _digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+
+
 def compute(folder: Path, choice: Choice, bench: Bench) -> Iterator[tuple[str, list[Point]]]:
     """(number, points) of each figure as it is finished, those kept in the folder first. A figure that is finished has
     its plots and its parquet; its json holds the parts that are, from the first on."""
@@ -112,7 +117,7 @@ def _key(figure: str, choice: Choice) -> dict[str, Any]:
         "trace_s": choice.trace_s,
         "most_requests": choice.most_requests,
         "seeds": list(choice.seeds),
-        "traces": {name: Path(path).name for name, path in choice.traces.items()} if figure == MODERN else {},
+        "traces": {name: _digest(path) for name, path in choice.traces.items()} if figure == MODERN else {},
         "code": code_key(figure),
     }
 

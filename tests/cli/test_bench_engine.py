@@ -35,7 +35,10 @@ def test_throughput_has_a_bound_a_memory_limit_and_a_profile_that_sums_to_the_st
         assert sum(row["share"] for row in rows) == pytest.approx(1)
         assert {"GEMMs", "norms", "head", "attention, decode", "input building"} <= {row["part"] for row in rows}
     assert summary["latency"]["output_tokens"] == 128
-    assert summary["latency"]["to_bound"] > 1
+    latency = summary["latency"]
+    assert 0 < latency["to_bound_least"] <= latency["to_bound"] <= latency["to_bound_most"]
+    assert latency["token_s"] > 0
+    assert latency["read_weights_s"] > 0
     assert summary["loop"]["batch"] == 256
     assert "a decode step of 256 sequences without the model" in done.stdout
 

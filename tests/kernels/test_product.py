@@ -29,7 +29,7 @@ def test_a_product_with_a_bias(dtype, rows, columns, outs):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("outs", [320, 384, 3200])
+@pytest.mark.parametrize("outs", [96, 384, 960, 3200])
 def test_a_row_does_not_depend_on_its_batch(dtype, outs):
     """Bit by bit: a request gets the same numbers whoever it runs beside. Of few rows several strips are computed at a
     time, and some are left over."""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hydra import initialize_config_module
 
+from pagedlab.core.errors import WorkloadError
 from pagedlab.paper.bench import Bench
 from pagedlab.paper.figuremodern import WORKLOADS, FigureModern
 from pagedlab.paper.traces import WINDOW, Recorded
@@ -36,6 +37,23 @@ def test_each_seed_takes_the_requests_after_those_of_the_one_before(azure):
     fit = [(10 + i % 500, 1 + i % 7) for i in range(3000) if i % 100 != 99]
     assert [(len(d.prompt), d.output_tokens) for d in first] == fit[:WINDOW]
     assert [(len(d.prompt), d.output_tokens) for d in second] == fit[WINDOW : 2 * WINDOW]
+
+
+def test_after_the_last_window_comes_the_first_whatever_the_count(azure):
+    """2,970 requests are two windows, so seed 2 is seed 0 again, and seed 3 seed 1: at any rate the same requests."""
+    trace = Recorded("azure", azure, 1, 8192, SERVER)
+    for count in (50, 700, WINDOW, 5000):
+        for seed in (2, 3):
+            drafts, first = (trace.drafts(count, of) for of in (seed, seed - 2))
+            assert [len(d.prompt) for d in drafts] == [len(d.prompt) for d in first]
+            assert len(drafts) == len(trace.times(1.0, count, seed)) == min(count, WINDOW)
+
+
+def test_a_trace_of_which_nothing_fits_is_refused(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.0000000,9000,2\n")
+    with pytest.raises(WorkloadError, match="no request, expected some of at most 8192 tokens in all"):
+        Recorded("azure", str(path), 1, 8192, SERVER)
 
 
 def test_a_few_requests_are_the_first_of_many(azure):
