@@ -38,15 +38,18 @@ STYLE: dict[Any, Any] = {
 
 
 def bars(drawing: Drawing, place: int, of: int, points: list[Point], ylabel: str, title: str, rows: int = 1) -> None:
-    """One panel, of so many in each of `rows`: a bar of ours and one of the paper's for each system."""
+    """One panel, of so many in each of `rows`: a bar of ours and, where anything is published, one of the paper's for
+    each system."""
     axes = drawing.add_subplot(rows, of, place)
-    for shift, name, side in ((-0.2, "pagedlab", "value"), (0.2, "published", "published")):
+    known = any(point.published is not None for point in points)
+    sides = ((-0.2, "pagedlab", "value"), (0.2, "published", "published"))
+    for shift, name, side in sides if known else ((0.0, "pagedlab", "value"),):
         heights = [getattr(point, side) or 0.0 for point in points]
         axes.bar([i + shift for i in range(len(points))], heights, 0.4, label=name)
     names = [PAPER_NAMES.get(point.system, point.system) for point in points]
     axes.set_xticks(range(len(points)), names, rotation=30, ha="right")
     axes.set(ylabel=ylabel, title=title)
-    if place == 1:
+    if place == 1 and known:
         axes.legend(frameon=False)
 
 
