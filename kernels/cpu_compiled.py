@@ -145,8 +145,10 @@ def decode_body(bits: int) -> Any:
 def merge_body() -> Any:
     """One row from the rows of its pieces. Fields: as in decode, and 17 merges, 18 their number."""
 
+    version = _VECTORS
+
     def merge(fields: Any) -> None:
-        f = carray(fields, 19)
+        f = carray(fields, 19 if version >= 0 else 0)
         heads, dim = f[14] * f[15], f[16]
         merges = carray(int64s(f[17]), (f[18], MERGE))
         for row, first, count in merges:

@@ -165,12 +165,11 @@ def exp2(builder: ir.IRBuilder, x: Any) -> Any:
     return builder.fmul(power, scale)
 
 
-_SECOND_LEVEL = _i32(0), _i32(2), _i32(1)  # to be read, into the second cache, data
-
-
-def _prefetching(builder: ir.IRBuilder) -> Any:
+def prefetch_line(builder: ir.IRBuilder, pointer: Any, locality: int) -> None:
+    """Ask for the line at an i8 pointer, to be read. locality: 3 into the first cache, 2 into the second."""
     kind = ir.FunctionType(ir.VoidType(), [_i8.as_pointer(), _i32, _i32, _i32])
-    return cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(prefetch, [pointer, _i32(0), _i32(locality), _i32(1)])
 
 
 def _prefetch(builder: ir.IRBuilder, address: Any, at: Any, dim: Any, bits: int) -> None:
@@ -178,7 +177,7 @@ def _prefetch(builder: ir.IRBuilder, address: Any, at: Any, dim: Any, bits: int)
     size = _i64(bits // 8)
     start = builder.gep(_pointer(builder, address, _i8), [builder.mul(at, size)])
     with cgutils.for_range_slice(builder, _i64(0), builder.mul(dim, size), _i64(_LINE)) as (byte, _):
-        builder.call(_prefetching(builder), [builder.gep(start, [byte]), *_SECOND_LEVEL])
+        prefetch_line(builder, builder.gep(start, [byte]), 2)
 
 
 def _widths(builder: ir.IRBuilder, dim: Any) -> tuple[tuple[int, Any, Any], tuple[int, Any, Any]]:
@@ -349,7 +348,7 @@ def touch(typing: Any, address: Any) -> Any:
     """Ask for the line at an address, and so for the translation of its page."""
 
     def generate(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
-        builder.call(_prefetching(builder), [_pointer(builder, args[0], _i8), *_SECOND_LEVEL])
+        prefetch_line(builder, _pointer(builder, args[0], _i8), 2)
         return context.get_dummy_value()
 
     return types.void(types.int64), generate

@@ -18,7 +18,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from pagedlab.kernels.cpu_vectors import LANES, LOWEST, exp2, fold, splat
+from pagedlab.kernels.cpu_vectors import LANES, LOWEST, exp2, fold, prefetch_line, splat
 
 _VECTORS = 2  # side by side
 WIDTH = LANES * _VECTORS
@@ -104,12 +104,6 @@ def _write(builder: ir.IRBuilder, vector: Any, address: Any, bits: int) -> None:
     builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=bits // 8)
 
 
-def _prefetch(builder: ir.IRBuilder, address: Any) -> None:
-    kind = ir.FunctionType(ir.VoidType(), [_i8.as_pointer(), _i32, _i32, _i32])
-    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(prefetch, [builder.inttoptr(address, _i8.as_pointer()), _i32(0), _i32(3), _i32(1)])
-
-
 @intrinsic(prefer_literal=True)
 def few_rows(
     typing: Any, bits: Any, bits_out: Any, side: Any, rows: Any, x: Any, x_bytes: Any, strip: Any, words: Any,
@@ -137,7 +131,8 @@ def few_rows(
                 places = [builder.add(begin, builder.mul(loop.index, _i64(4 * WIDTH))) for begin in begins]
                 offset = builder.mul(loop.index, _i64(4))
                 for line in range(0, 4 * WIDTH if strips == 1 else 0, 64):
-                    _prefetch(builder, builder.add(places[0], _i64(_AHEAD + line)))
+                    ahead = builder.add(places[0], _i64(_AHEAD + line))
+                    prefetch_line(builder, builder.inttoptr(ahead, _i8.as_pointer()), 3)
                 weights = [
                     _load(builder, builder.add(places[s], _i64(4 * LANES * v)), _vector(word), 4) for s, v in vectors
                 ]

@@ -60,7 +60,7 @@ def decoder_parts(model: PreTrainedModel, kv_heads: int, dim: int) -> DecoderPar
     layers = list(_of(nn.ModuleList, base, "layers"))
     head = _of(PackedLinear, model, "lm_head").product
     embedding = model.get_input_embeddings()
-    if not isinstance(embedding, nn.Embedding):
+    if not isinstance(embedding, nn.Embedding) or embedding.weight.dtype is not model.dtype:
         raise NoProgram(f"{type(embedding).__name__} embeds its tokens")
     parts = [_layer(layer, head.in_features) for layer in layers]
     heads = parts[0].out.in_features // dim

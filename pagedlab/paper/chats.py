@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pagedlab.paper.bench import SHORTEST
 from pagedlab.settings import LengthSettings
 from pagedlab.workload.assemble import Draft
 from pagedlab.workload.lengths import draw_lengths
@@ -12,7 +13,7 @@ from pagedlab.workload.lengths import draw_lengths
 MEAN_ROUNDS = 4.6
 # So many conversations are under way at once; whose turn is next is drawn.
 OPEN = 64
-_LENGTHS = LengthSettings("paper_sharegpt", low=4)  # what the released benchmark takes at least
+_LENGTHS = LengthSettings("paper_sharegpt", low=SHORTEST)
 
 
 class Chats:

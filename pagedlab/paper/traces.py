@@ -60,7 +60,4 @@ def _draft(one: Request) -> Draft:
     return Draft(one.prompt, one.max_tokens, one.max_tokens, one.source)
 
 
-@cache
-def recorded(name: str, path: str, windows: int, longest: int, overrides: tuple[str, ...]) -> Recorded:
-    """The same, of which a process reads each file once."""
-    return Recorded(name, path, windows, longest, overrides)
+recorded = cache(Recorded)  # a process reads each file once
